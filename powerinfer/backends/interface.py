@@ -1,0 +1,288 @@
+"""What a model asks of a backend.
+
+A model is a `ModelSpec`: frozen dataclasses that name its weights (fields carry GGUF's tensor names) and say what is
+particular to the architecture. A backend compiles each block of a spec into a callable. A block is coarse (attention,
+feed-forward, head), so a backend is free to fuse all that happens inside it.
+
+Conventions:
+
+* The hidden state is an opaque array of the backend's own kind, float32, shape (n_tokens, n_embd).
+* A block reads `x` and *adds* its output to `residual` in place; the two may be the same array. A sequential layer is
+  `attention(x, x); feed_forward(x, x)`, a parallel one `attention(x, r); feed_forward(x, r)`.
+* A token is a row of a `Batch`: its id, its position in its sequence, and the KV slot that the sequence owns. Tokens
+  of many sequences can share a batch. A token sees positions 0..its own in its own slot.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.quantization import QuantTensor
+
+Hidden = Any
+"""A backend's own array, float32 (n_tokens, n_embd)."""
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+
+
+class NormKind(Enum):
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class RopeStyle(Enum):
+    """Which two elements of a head form a rotary pair."""
+
+    NONE = "none"
+    INTERLEAVED = "interleaved"  # (0, 1), (2, 3), ...: llama
+    NEOX = "neox"  # (0, n/2), (1, n/2 + 1), ...: falcon, qwen
+
+
+class Activation(Enum):
+    IDENTITY = "identity"
+    RELU = "relu"
+    SILU = "silu"
+    GELU = "gelu"
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a neuron whose gate is not positive is exactly zero."""
+        return self is Activation.RELU
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + b: weight (n_out, n_in) of any registered type, bias (n_out,) float32 or None."""
+
+    weight: QuantTensor
+    bias: QuantTensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm or LayerNorm over the last axis: weight and bias (n_embd,) float32."""
+
+    weight: QuantTensor
+    bias: QuantTensor | None = None
+    kind: NormKind = NormKind.RMS
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding: pair i turns by position * freq_scale * freq_base ** (-2 i / n_rot) radians."""
+
+    n_rot: int
+    style: RopeStyle = RopeStyle.INTERLEAVED
+    freq_base: float = 10000.0
+    freq_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal attention with grouped KV: query head h reads KV head h // (n_head // n_head_kv)."""
+
+    layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    rope: Rope
+    attn_norm: Norm
+    attn_q: Linear
+    attn_k: Linear
+    attn_v: Linear
+    attn_output: Linear
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """active = fc2 · relu(fc1 · x) >= threshold, x the *un-normalised* input of the feed-forward block.
+
+    fc1 (r, n_embd), fc2 (n_ff, r). Source: PowerInfer (SOSP'24), section 5.1.
+    """
+
+    fc1: QuantTensor
+    fc2: QuantTensor
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """h = activation(gate · n) * up_activation(up · n), out = down · h, n = ffn_norm(x).
+
+    Without `ffn_gate`: h = activation(up · n). Exactly one of `ffn_down` (n_embd, n_ff) and `ffn_down_t` (n_ff, n_embd,
+    one row a neuron) is set. With a predictor only the neurons that it names are computed, each token's its own.
+    """
+
+    layer: int
+    ffn_norm: Norm
+    ffn_up: Linear
+    ffn_gate: Linear | None = None
+    ffn_down: Linear | None = None
+    ffn_down_t: Linear | None = None
+    activation: Activation = Activation.SILU
+    up_activation: Activation = Activation.IDENTITY
+    predictor: Predictor | None = None
+
+    @property
+    def n_ff(self) -> int:
+        return self.ffn_up.weight.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows of token_embd (n_vocab, n_embd)."""
+
+    token_embd: QuantTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """logits = output · output_norm(x); output (n_vocab, n_embd) is token_embd where embeddings are tied."""
+
+    output_norm: Norm
+    output: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer. `parallel`: attention and feed-forward both read the layer's input (falcon)."""
+
+    attention: Attention
+    feed_forward: FeedForward
+    parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A whole model, as a backend compiles it and as a memory plan counts it."""
+
+    architecture: str
+    n_vocab: int
+    n_embd: int
+    n_ctx_train: int
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    head: Head
+
+    @property
+    def is_sparse(self) -> bool:
+        return any(layer.feed_forward.predictor is not None for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens that go through the model together.
+
+    tokens, positions, slots: int32 (n_tokens,). outputs: int32 (n_outputs,), the rows that logits are wanted of.
+    Tokens of one slot appear in ascending position.
+    """
+
+    tokens: IntArray
+    positions: IntArray
+    slots: IntArray
+    outputs: IntArray
+
+    @classmethod
+    def of_sequence(cls, tokens: IntArray, start: int, outputs: IntArray, slot: int = 0) -> Batch:
+        """`tokens` of one sequence at positions start, start + 1, ..."""
+        n = len(tokens)
+        positions = np.arange(start, start + n, dtype=np.int32)
+        return cls(np.asarray(tokens, np.int32), positions, np.full(n, slot, np.int32), np.asarray(outputs, np.int32))
+
+
+class KVCache(Protocol):
+    """Keys (after rotary) and values of `n_slots` sequences of up to `n_ctx` positions, one contiguous run a slot.
+
+    It keeps no lengths: a sequence owns its own, and going back is writing over. Slots are independent.
+    """
+
+    n_ctx: int
+    n_slots: int
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Activity:
+    """What a feed-forward block has counted since the last `clear`, in (token, neuron) pairs."""
+
+    tokens: int = 0
+    predicted: int = 0  # named by the predictor (all neurons where there is none)
+    fired: int = 0  # of those, with a non-zero activation
+
+    def clear(self) -> None:
+        self.tokens = self.predicted = self.fired = 0
+
+
+class EmbeddingBlock(Protocol):
+    def __call__(self, batch: Batch) -> Hidden:
+        """A fresh (or reused) hidden state, which the caller may write to until the next call."""
+        ...
+
+
+class AttentionBlock(Protocol):
+    def __call__(self, x: Hidden, residual: Hidden, batch: Batch, cache: Any) -> None: ...
+
+
+class FeedForwardBlock(Protocol):
+    activity: Activity
+
+    def __call__(self, x: Hidden, residual: Hidden) -> None: ...
+
+
+class HeadBlock(Protocol):
+    def __call__(self, x: Hidden, batch: Batch) -> FloatArray:
+        """Logits of `batch.outputs`, float32 (n_outputs, n_vocab), the caller's to keep."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """n_threads for one token, n_threads_batch for several (0: the backend's choice); device as torch names it."""
+
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    device: str = "cpu"
+    notices: list[str] = field(default_factory=list)
+
+
+class Backend(ABC):
+    """Compiles specs into blocks. One instance serves one model."""
+
+    name: str
+
+    @abstractmethod
+    def embedding(self, spec: Embedding) -> EmbeddingBlock: ...
+
+    @abstractmethod
+    def attention(self, spec: Attention) -> AttentionBlock: ...
+
+    @abstractmethod
+    def feed_forward(self, spec: FeedForward) -> FeedForwardBlock: ...
+
+    @abstractmethod
+    def head(self, spec: Head) -> HeadBlock: ...
+
+    @abstractmethod
+    def kv_cache(self, spec: ModelSpec, n_ctx: int, n_slots: int = 1) -> KVCache: ...
+
+    @abstractmethod
+    def copy(self, x: Hidden) -> Hidden:
+        """A second hidden state with the same contents, valid as long as `x` (parallel layers add to it)."""
+
+    def describe(self) -> str:
+        """One line for the user: which code runs, on what, with how many threads."""
+        return self.name

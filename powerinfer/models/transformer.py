@@ -1,0 +1,32 @@
+"""The forward pass, once for every architecture and every backend."""
+
+from __future__ import annotations
+
+from powerinfer.backends.interface import Backend, Batch, FloatArray, KVCache, ModelSpec
+
+
+class Transformer:
+    """A `ModelSpec` compiled by a backend."""
+
+    def __init__(self, spec: ModelSpec, backend: Backend) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.embedding = backend.embedding(spec.embedding)
+        self.layers = [
+            (backend.attention(layer.attention), backend.feed_forward(layer.feed_forward), layer.parallel)
+            for layer in spec.layers
+        ]
+        self.head = backend.head(spec.head)
+
+    def kv_cache(self, n_ctx: int, n_slots: int = 1) -> KVCache:
+        return self.backend.kv_cache(self.spec, n_ctx, n_slots)
+
+    def forward(self, batch: Batch, cache: KVCache) -> FloatArray:
+        """Logits of `batch.outputs`, float32 (n_outputs, n_vocab); keys and values go into `cache`."""
+        x = self.embedding(batch)
+        for attention, feed_forward, parallel in self.layers:
+            residual = self.backend.copy(x) if parallel else x
+            attention(x, residual, batch, cache)
+            feed_forward(x, residual)
+            x = residual
+        return self.head(x, batch)

@@ -1,0 +1,7 @@
+"""Block formats of weights. Stands alone: imports no other part of the package but the errors."""
+
+from __future__ import annotations
+
+from powerinfer.quantization.tensor import TYPES, QuantTensor, QuantType
+
+__all__ = ["TYPES", "QuantTensor", "QuantType"]

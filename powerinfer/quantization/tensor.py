@@ -1,0 +1,87 @@
+"""A quantized weight as one object: bytes, type, logical shape. And the registry of types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from powerinfer.errors import UnsupportedError
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantType:
+    """A GGML tensor type: `block_size` elements of a row take `block_bytes` bytes.
+
+    dequantize: uint8 (n_blocks, block_bytes) to float32 (n_blocks, block_size). quantize: the inverse, None where
+    there is none here.
+    """
+
+    name: str
+    id: int
+    block_size: int
+    block_bytes: int
+    dequantize: Callable[[Bytes], Floats]
+    quantize: Callable[[Floats], Bytes] | None = None
+
+    def row_bytes(self, n: int) -> int:
+        """Bytes of a row of n elements; n must be a multiple of the block size."""
+        return n // self.block_size * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QuantTensor:
+    """shape: logical, rows first, 1 to 4 dimensions. data: uint8 (n_rows, row_bytes), often a view of a mapped file."""
+
+    type: QuantType
+    shape: tuple[int, ...]
+    data: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def rows(self, start: int, stop: int) -> QuantTensor:
+        """Rows start..stop of a matrix, as a view."""
+        return QuantTensor(self.type, (stop - start, *self.shape[1:]), self.data[start:stop])
+
+    def dequantize(self) -> Floats:
+        """float32 of `shape`."""
+        blocks = self.data.reshape(-1, self.type.block_bytes)
+        return self.type.dequantize(blocks).reshape(self.shape)
+
+
+class Registry:
+    """Types by GGML id and by name (upper case)."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, QuantType] = {}
+        self._by_name: dict[str, QuantType] = {}
+
+    def add(self, kind: QuantType) -> QuantType:
+        self._by_id[kind.id] = kind
+        self._by_name[kind.name] = kind
+        return kind
+
+    def by_id(self, id: int) -> QuantType:
+        """Raises UnsupportedError for an id without an entry."""
+        if id not in self._by_id:
+            raise UnsupportedError(f"tensor type {id} is not supported: known are {self.describe()}")
+        return self._by_id[id]
+
+    def by_name(self, name: str) -> QuantType:
+        """Raises UnsupportedError for a name without an entry."""
+        if name.upper() not in self._by_name:
+            raise UnsupportedError(f"tensor type {name!r} is not supported: known are {self.describe()}")
+        return self._by_name[name.upper()]
+
+    def describe(self) -> str:
+        return ", ".join(self._by_name)
+
+
+TYPES = Registry()
