@@ -16,7 +16,8 @@ Conventions:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -215,16 +216,13 @@ class KVCache(Protocol):
     def nbytes(self) -> int: ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Activity:
-    """What a feed-forward block has counted since the last `clear`, in (token, neuron) pairs."""
+    """What a feed-forward block has counted since it was last cleared: tokens, and (token, neuron) pairs."""
 
     tokens: int = 0
     predicted: int = 0  # named by the predictor (all neurons where there is none)
     fired: int = 0  # of those, with a non-zero activation
-
-    def clear(self) -> None:
-        self.tokens = self.predicted = self.fired = 0
 
 
 class EmbeddingBlock(Protocol):
@@ -238,7 +236,10 @@ class AttentionBlock(Protocol):
 
 
 class FeedForwardBlock(Protocol):
-    activity: Activity
+    @property
+    def activity(self) -> Activity: ...
+
+    def clear_activity(self) -> None: ...
 
     def __call__(self, x: Hidden, residual: Hidden) -> None: ...
 
@@ -251,12 +252,15 @@ class HeadBlock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """n_threads for one token, n_threads_batch for several (0: the backend's choice); device as torch names it."""
+    """n_threads for one token, n_threads_batch for several (0: the backend's choice); device as torch names it.
+
+    notify is called with one line for the user where a backend does something that they may not expect.
+    """
 
     n_threads: int = 0
     n_threads_batch: int = 0
     device: str = "cpu"
-    notices: list[str] = field(default_factory=list)
+    notify: Callable[[str], None] = lambda message: None
 
 
 class Backend(ABC):

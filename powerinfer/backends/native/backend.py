@@ -1,0 +1,187 @@
+"""Compiles blocks into handles of the C++ kernels. One call a block a step; weights stay where they are mapped."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from powerinfer.backends.interface import (
+    Activation,
+    Activity,
+    Attention,
+    Backend,
+    BackendOptions,
+    Batch,
+    Embedding,
+    FeedForward,
+    FloatArray,
+    Head,
+    KVCache,
+    Linear,
+    ModelSpec,
+    Norm,
+    NormKind,
+    RopeStyle,
+)
+from powerinfer.backends.native import _kernels
+from powerinfer.backends.native.cpu import logical_cores, physical_cores
+from powerinfer.errors import UsageError
+from powerinfer.quantization import TYPES, QuantTensor
+
+ISA_VARIABLE = "POWERINFER_ISA"
+
+_ACTIVATIONS = {
+    Activation.IDENTITY: _kernels.Activation.identity,
+    Activation.RELU: _kernels.Activation.relu,
+    Activation.SILU: _kernels.Activation.silu,
+    Activation.GELU: _kernels.Activation.gelu,
+}
+
+
+class NativeBackend(Backend):
+    """The CPU engine. Hidden states are `_kernels.Hidden`."""
+
+    name = "native"
+
+    def __init__(self, options: BackendOptions) -> None:
+        """Raises UsageError for an instruction set in POWERINFER_ISA that this processor lacks."""
+        self._options = options
+        isa = os.environ.get(ISA_VARIABLE, "")
+        known = _kernels.instruction_sets()
+        if isa and isa not in known:
+            raise UsageError(f"{ISA_VARIABLE} is {isa!r}: this processor runs {', '.join(known)}")
+        most = logical_cores()
+        n_threads = min(options.n_threads or physical_cores(), most)
+        n_threads_batch = min(options.n_threads_batch or options.n_threads or physical_cores(), most)
+        self._runtime = _kernels.Runtime(isa, n_threads, n_threads_batch)
+        self._converted: set[str] = set()
+
+    def describe(self) -> str:
+        runtime = self._runtime
+        return f"native: {runtime.isa}, {runtime.n_threads} threads ({runtime.n_threads_batch} for prompts)"
+
+    def embedding(self, spec: Embedding) -> NativeEmbedding:
+        return NativeEmbedding(self._runtime, self._matrix(spec.token_embd))
+
+    def attention(self, spec: Attention) -> NativeAttention:
+        rope = spec.rope
+        return NativeAttention(
+            _kernels.Attention(
+                self._runtime,
+                layer=spec.layer,
+                n_head=spec.n_head,
+                n_head_kv=spec.n_head_kv,
+                head_dim=spec.head_dim,
+                n_rot=0 if rope.style is RopeStyle.NONE else rope.n_rot,
+                neox=rope.style is RopeStyle.NEOX,
+                freq_base=rope.freq_base,
+                freq_scale=rope.freq_scale,
+                norm=_norm(spec.attn_norm),
+                q=self._linear(spec.attn_q),
+                k=self._linear(spec.attn_k),
+                v=self._linear(spec.attn_v),
+                output=self._linear(spec.attn_output),
+            )
+        )
+
+    def feed_forward(self, spec: FeedForward) -> NativeFeedForward:
+        down = spec.ffn_down_t or spec.ffn_down
+        assert down is not None, "a feed-forward block has one down projection"
+        predictor = spec.predictor
+        return NativeFeedForward(
+            _kernels.FeedForward(
+                self._runtime,
+                norm=_norm(spec.ffn_norm),
+                gate=self._linear(spec.ffn_gate) if spec.ffn_gate else None,
+                up=self._linear(spec.ffn_up),
+                down=self._linear(down),
+                transposed=spec.ffn_down_t is not None,
+                activation=_ACTIVATIONS[spec.activation],
+                up_activation=_ACTIVATIONS[spec.up_activation],
+                fc1=self._matrix(predictor.fc1) if predictor else None,
+                fc2=self._matrix(predictor.fc2) if predictor else None,
+                threshold=predictor.threshold if predictor else 0.0,
+            )
+        )
+
+    def head(self, spec: Head) -> NativeHead:
+        return NativeHead(self._runtime, _norm(spec.output_norm), self._linear(spec.output))
+
+    def kv_cache(self, spec: ModelSpec, n_ctx: int, n_slots: int = 1) -> KVCache:
+        heads = [(layer.attention.n_head_kv, layer.attention.head_dim) for layer in spec.layers]
+        return _kernels.KVCache(n_slots, n_ctx, heads)
+
+    def copy(self, x: _kernels.Hidden) -> _kernels.Hidden:
+        return x.copy()
+
+    def _linear(self, linear: Linear) -> _kernels.Matrix:
+        return self._matrix(linear.weight, linear.bias)
+
+    def _matrix(self, tensor: QuantTensor, bias: QuantTensor | None = None) -> _kernels.Matrix:
+        """A handle that reads the tensor's bytes in place; a type without kernels is converted to float16 first."""
+        if not self._runtime.supports(tensor.type.id):
+            tensor = self._convert(tensor)
+        data = np.ascontiguousarray(tensor.data.reshape(tensor.shape[0], -1))
+        if data.ctypes.data % 4:  # kernels load 4-byte floats; files align tensors, but need not
+            data = data.copy()
+        n_cols = tensor.shape[-1]
+        return _kernels.Matrix(self._runtime, tensor.type.id, data, n_cols, None if bias is None else _floats(bias))
+
+    def _convert(self, tensor: QuantTensor) -> QuantTensor:
+        name = tensor.type.name
+        if name not in self._converted:
+            self._converted.add(name)
+            self._options.notify(f"no kernels for {name} weights: they are held as F16 in memory")
+        values = tensor.dequantize().astype(np.float16)
+        return QuantTensor(TYPES.by_name("F16"), tensor.shape, values.view(np.uint8).reshape(tensor.shape[0], -1))
+
+
+class NativeEmbedding:
+    def __init__(self, runtime: _kernels.Runtime, token_embd: _kernels.Matrix) -> None:
+        self._runtime, self._token_embd = runtime, token_embd
+
+    def __call__(self, batch: Batch) -> _kernels.Hidden:
+        return _kernels.embed(self._runtime, self._token_embd, batch.tokens, batch.positions, batch.slots)
+
+
+class NativeAttention:
+    def __init__(self, block: _kernels.Attention) -> None:
+        self._forward = block.forward
+
+    def __call__(self, x: _kernels.Hidden, residual: _kernels.Hidden, batch: Batch, cache: Any) -> None:
+        self._forward(x, residual, cache)
+
+
+class NativeFeedForward:
+    def __init__(self, block: _kernels.FeedForward) -> None:
+        self._block = block
+        self._forward = block.forward
+
+    @property
+    def activity(self) -> Activity:
+        return Activity(*self._block.counts)
+
+    def clear_activity(self) -> None:
+        self._block.counts = [0, 0, 0]
+
+    def __call__(self, x: _kernels.Hidden, residual: _kernels.Hidden) -> None:
+        self._forward(x, residual)
+
+
+class NativeHead:
+    def __init__(self, runtime: _kernels.Runtime, norm: _kernels.Norm, output: _kernels.Matrix) -> None:
+        self._runtime, self._norm, self._output = runtime, norm, output
+
+    def __call__(self, x: _kernels.Hidden, batch: Batch) -> FloatArray:
+        return _kernels.logits(self._runtime, self._norm, self._output, x, batch.outputs)
+
+
+def _floats(tensor: QuantTensor) -> FloatArray:
+    return np.ascontiguousarray(tensor.dequantize().reshape(-1), dtype=np.float32)
+
+
+def _norm(spec: Norm) -> _kernels.Norm:
+    bias = None if spec.bias is None else _floats(spec.bias)
+    return _kernels.Norm(_floats(spec.weight), bias, spec.eps, spec.kind is NormKind.LAYER)

@@ -1,0 +1,85 @@
+// The blocks of a transformer that backends/interface.py names, each one fused.
+#pragma once
+
+#include "runtime.h"
+
+namespace powerinfer {
+
+enum class Activation : int { Identity, Relu, Silu, Gelu };
+
+// RMSNorm or LayerNorm; weight and bias (n,), bias may be null.
+struct Norm {
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+    float eps = 1e-5f;
+    bool layer = false;
+
+    void apply(const Kernels& kernels, const float* x, int n, float* y) const {
+        (layer ? kernels.layer_norm : kernels.rms_norm)(x, weight, bias, eps, n, y);
+    }
+};
+
+class AttentionBlock {
+  public:
+    AttentionBlock(Runtime& runtime, int layer, int n_head, int n_head_kv, int head_dim, RopeParams rope, Norm norm,
+                   Matrix q, Matrix k, Matrix v, Matrix output);
+
+    // residual += output(attention(norm(x))); keys and values of x go into the cache.
+    void forward(Hidden& x, Hidden& residual, KVCache& cache);
+
+  private:
+    struct Step;
+    void rotate_and_store(const Step& step, int token, int head) const;
+    void attend(const Step& step, int64_t item, float* scores) const;
+    void merge(const Step& step, int token) const;
+
+    Runtime& runtime_;
+    const int layer_, n_head_, n_head_kv_, head_dim_, n_group_;
+    const RopeParams rope_;
+    const Norm norm_;
+    const Matrix q_, k_, v_, output_;
+};
+
+struct Counts {
+    int64_t tokens = 0, predicted = 0, fired = 0;
+};
+
+class FeedForwardBlock {
+  public:
+    // `down` is n_embd x n_ff, or, if `transposed`, n_ff x n_embd. gate, fc1 and fc2 may be empty.
+    FeedForwardBlock(Runtime& runtime, Norm norm, Matrix gate, Matrix up, Matrix down, bool transposed,
+                     Activation activation, Activation up_activation, Matrix fc1, Matrix fc2, float threshold);
+
+    // residual += down(h), as interface.py's FeedForward says.
+    void forward(Hidden& x, Hidden& residual);
+
+    Counts counts;
+
+  private:
+    struct Step;
+    void forward_dense(Hidden& x, Hidden& residual);
+    void forward_neurons(Hidden& x, Hidden& residual);
+    void predict_hidden(Region& region, const Step& step) const;
+    void neurons_of_token(const Step& step, int first, int n, float* scores, float* sums, Counts& counts) const;
+    void neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const;
+    void add_down_of_batch(const Step& step, int first, int n, float* weights) const;
+    void activate(Activation activation, float* x, int n) const;
+
+    Runtime& runtime_;
+    const Norm norm_;
+    const Matrix gate_, up_, down_;
+    const bool transposed_;
+    const Activation activation_, up_activation_;
+    const Matrix fc1_, fc2_;
+    const float threshold_;
+    const int n_ff_;
+};
+
+// Rows of the embedding for the tokens of a batch.
+void embed(Runtime& runtime, const Matrix& token_embd, const int32_t* tokens, Hidden& out);
+
+// logits = output(norm(x)) of the rows `outputs`, n_outputs x n_vocab.
+void head(Runtime& runtime, const Norm& norm, const Matrix& output, const Hidden& x, const int32_t* outputs,
+          int n_outputs, float* logits);
+
+}  // namespace powerinfer

@@ -1,0 +1,307 @@
+#include <algorithm>
+#include <cstring>
+
+#include "blocks_of_model.h"
+
+namespace powerinfer {
+namespace {
+
+constexpr int kNeuronGrain = 64;   // neurons that a thread takes at a time
+constexpr int kColumnGrain = 256;  // columns of the output that a thread takes at a time, in batches
+constexpr int kAxpyRows = 8;       // neurons added to the output in one pass over it
+
+}  // namespace
+
+// What the threads of one call share. h (n_tokens x n_ff) is used in batches only.
+struct FeedForwardBlock::Step {
+    const Hidden& x;
+    Hidden& residual;
+    int n_tokens;
+    float* h;
+};
+
+FeedForwardBlock::FeedForwardBlock(Runtime& runtime, Norm norm, Matrix gate, Matrix up, Matrix down, bool transposed,
+                                   Activation activation, Activation up_activation, Matrix fc1, Matrix fc2,
+                                   float threshold)
+    : runtime_(runtime),
+      norm_(norm),
+      gate_(gate),
+      up_(up),
+      down_(down),
+      transposed_(transposed),
+      activation_(activation),
+      up_activation_(up_activation),
+      fc1_(fc1),
+      fc2_(fc2),
+      threshold_(threshold),
+      n_ff_(up.n_rows) {
+    const bool down_fits = transposed ? down.n_rows == n_ff_ && down.n_cols == up.n_cols
+                                      : down.n_cols == n_ff_ && down.n_rows == up.n_cols;
+    const bool gate_fits = !gate || (gate.n_rows == n_ff_ && gate.n_cols == up.n_cols);
+    const bool predictor_fits =
+        !fc1 || (transposed && fc1.n_cols == up.n_cols && fc2 && fc2.n_rows == n_ff_ && fc2.n_cols == fc1.n_rows);
+    if (!down_fits || !gate_fits || !predictor_fits) {
+        throw std::invalid_argument("feed-forward: shapes do not fit each other");
+    }
+}
+
+void FeedForwardBlock::activate(Activation activation, float* x, int n) const {
+    switch (activation) {
+        case Activation::Identity: break;
+        case Activation::Relu: runtime_.kernels.relu(x, n); break;
+        case Activation::Silu: runtime_.kernels.silu(x, n); break;
+        case Activation::Gelu: runtime_.kernels.gelu(x, n); break;
+    }
+}
+
+void FeedForwardBlock::forward(Hidden& x, Hidden& residual) {
+    const std::lock_guard<std::mutex> lock(runtime_.mutex);
+    if (x.n_embd != up_.n_cols || residual.n_embd != x.n_embd || residual.n_tokens != x.n_tokens) {
+        throw std::invalid_argument("feed-forward: the hidden state is of another model");
+    }
+    if (transposed_) {
+        forward_neurons(x, residual);
+    } else {
+        forward_dense(x, residual);
+    }
+    counts.tokens += x.n_tokens;
+}
+
+void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
+    const int n_tokens = x.n_tokens;
+    constexpr int grain = Runtime::kRowGrain;
+    Scratch& scratch = runtime_.scratch;
+    scratch.normed.reserve(n_tokens, x.n_embd, up_.takes_int8() || gate_.takes_int8());
+    scratch.wide.reserve(n_tokens, n_ff_, down_.takes_int8());
+    const size_t tile = static_cast<size_t>(n_tokens) * grain;
+    scratch.tiles.reserve(2 * tile * runtime_.max_threads());
+
+    // gate and up of the same rows, joined while they are in the cache
+    const auto rows = [&](int first, int n, float* g, float* u) {
+        const Activations normed = scratch.normed.view();
+        const uint8_t* at[grain];
+        const auto product = [&](const Matrix& w, float* to) {
+            for (int r = 0; r < n; r++) at[r] = w.row(first + r);
+            w.kernels->matmul(at, n, normed, nullptr, n_tokens, to, n);
+            if (w.bias == nullptr) return;
+            for (int i = 0; i < n_tokens * n; i++) to[i] += w.bias[first + i % n];
+        };
+        product(up_, u);
+        if (gate_) {
+            product(gate_, g);
+            activate(activation_, g, n_tokens * n);
+            activate(up_activation_, u, n_tokens * n);
+        } else {
+            activate(activation_, u, n_tokens * n);
+        }
+        for (int t = 0; t < n_tokens; t++) {
+            float* h = scratch.wide.row(t) + first;
+            for (int r = 0; r < n; r++) h[r] = gate_ ? g[t * n + r] * u[t * n + r] : u[t * n + r];
+        }
+    };
+
+    runtime_.run(n_tokens, [&](Region& region) {
+        float* mine = scratch.tiles.data() + region.thread() * 2 * tile;
+        region.for_each(n_tokens, 1, [&](int64_t t, int64_t) {
+            norm_.apply(runtime_.kernels, x.row(t), x.n_embd, scratch.normed.row(t));
+            scratch.normed.round(runtime_.kernels, t);
+        });
+        region.barrier();
+        region.for_each(n_ff_, grain, [&](int64_t begin, int64_t end) {
+            rows(static_cast<int>(begin), static_cast<int>(end - begin), mine, mine + tile);
+        });
+        region.barrier();
+        region.for_each(n_tokens, 1, [&](int64_t t, int64_t) { scratch.wide.round(runtime_.kernels, t); });
+        region.barrier();
+        runtime_.matmul(region, down_, scratch.wide.view(), n_tokens, residual.row(0), residual.n_embd, true, mine);
+    });
+    counts.predicted += static_cast<int64_t>(n_tokens) * n_ff_;
+    counts.fired += static_cast<int64_t>(n_tokens) * n_ff_;
+}
+
+// predictor_mid = relu(fc1 . x), for all tokens.
+void FeedForwardBlock::predict_hidden(Region& region, const Step& step) const {
+    Scratch& scratch = runtime_.scratch;
+    ActivationBuffer& mid = scratch.predictor_mid;
+    runtime_.matmul(region, fc1_, scratch.predictor_in.view(step.x.row(0)), step.n_tokens, mid.row(0), fc1_.n_rows);
+    region.barrier();
+    region.for_each(step.n_tokens, 1, [&](int64_t t, int64_t) {
+        runtime_.kernels.relu(mid.row(t), fc1_.n_rows);
+        mid.round(runtime_.kernels, t);
+    });
+    region.barrier();
+}
+
+// Neurons first..first + n of the only token: predictor, then gate of those it names, then up and down of those whose
+// gate is open. Their outputs are added to `sums`, this thread's own n_embd floats.
+void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, float* scores, float* sums,
+                                        Counts& counts) const {
+    Scratch& scratch = runtime_.scratch;
+    int active[kNeuronGrain];
+    int n_active = 0;
+    if (fc2_) {
+        const uint8_t* rows[kNeuronGrain] = {};
+        for (int r = 0; r < n; r++) rows[r] = fc2_.row(first + r);
+        fc2_.kernels->matmul(rows, n, scratch.predictor_mid.view(), nullptr, 1, scores, n);
+        for (int r = 0; r < n; r++) {
+            active[n_active] = first + r;
+            n_active += scores[r] >= threshold_;
+        }
+    } else {
+        for (int r = 0; r < n; r++) active[n_active++] = first + r;
+    }
+    counts.predicted += n_active;
+
+    const Activations normed = scratch.normed.view();
+    const uint8_t* rows[kAxpyRows] = {};
+    float h[kAxpyRows];
+    int n_rows = 0;
+    const auto flush = [&] {
+        down_.kernels->axpy(rows, h, n_rows, 0, sums, step.x.n_embd);
+        n_rows = 0;
+    };
+    const auto dot = [&](const Matrix& w, int i) {
+        const uint8_t* row = w.row(i);
+        float y;
+        w.kernels->matmul(&row, 1, normed, nullptr, 1, &y, 1);
+        return y + (w.bias ? w.bias[i] : 0.0f);
+    };
+    for (int k = 0; k < n_active; k++) {
+        const int i = active[k];
+        float value = dot(gate_ ? gate_ : up_, i);
+        activate(activation_, &value, 1);
+        if (value == 0.0f) continue;
+        if (gate_) {
+            float u = dot(up_, i);
+            activate(up_activation_, &u, 1);
+            value *= u;
+        }
+        counts.fired += value != 0.0f;
+        rows[n_rows] = down_.row(i);
+        h[n_rows++] = value;
+        if (n_rows == kAxpyRows) flush();
+    }
+    if (n_rows > 0) flush();
+}
+
+// Neurons first..first + n of many tokens, each for the tokens whose own mask names it; h of the others is 0.
+void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const {
+    const int n_tokens = step.n_tokens;
+    const Activations normed = runtime_.scratch.normed.view();
+    if (fc2_) {
+        const uint8_t* rows[kNeuronGrain] = {};
+        for (int r = 0; r < n; r++) rows[r] = fc2_.row(first + r);
+        fc2_.kernels->matmul(rows, n, runtime_.scratch.predictor_mid.view(), nullptr, n_tokens, scores, n);
+    }
+    float* g = scores + static_cast<size_t>(n_tokens) * kNeuronGrain;
+    float* u = g + n_tokens;
+    int32_t* tokens = reinterpret_cast<int32_t*>(u + n_tokens);
+    const auto product = [&](const Matrix& w, int i, int count, float* to) {
+        const uint8_t* row = w.row(i);
+        w.kernels->matmul(&row, 1, normed, tokens, count, to, 1);
+        if (w.bias == nullptr) return;
+        for (int k = 0; k < count; k++) to[k] += w.bias[i];
+    };
+    for (int r = 0; r < n; r++) {
+        const int i = first + r;
+        int count = 0;
+        for (int t = 0; t < n_tokens; t++) {
+            step.h[static_cast<size_t>(t) * n_ff_ + i] = 0.0f;
+            tokens[count] = t;
+            count += !fc2_ || scores[static_cast<size_t>(t) * n + r] >= threshold_;
+        }
+        counts.predicted += count;
+        if (count == 0) continue;
+        product(gate_ ? gate_ : up_, i, count, g);
+        activate(activation_, g, count);
+        int open = 0;
+        for (int k = 0; k < count; k++) {
+            if (g[k] == 0.0f) continue;
+            tokens[open] = tokens[k];
+            g[open++] = g[k];
+        }
+        if (gate_ && open > 0) {
+            product(up_, i, open, u);
+            activate(up_activation_, u, open);
+            for (int k = 0; k < open; k++) g[k] *= u[k];
+        }
+        for (int k = 0; k < open; k++) {
+            step.h[static_cast<size_t>(tokens[k]) * n_ff_ + i] = g[k];
+            counts.fired += g[k] != 0.0f;
+        }
+    }
+}
+
+// residual[:, first..first + n] += h . down_t[:, first..first + n], for all tokens.
+void FeedForwardBlock::add_down_of_batch(const Step& step, int first, int n, float* weights) const {
+    const int n_embd = step.residual.n_embd;
+    for (int i = 0; i < n_ff_; i += kNeuronGrain) {
+        const int count = std::min(kNeuronGrain, n_ff_ - i);
+        for (int r = 0; r < count; r++) down_.kernels->dequantize(down_.row(i + r), first, weights + r * n, n);
+        runtime_.kernels.sparse_rank_update(step.h + i, n_ff_, step.n_tokens, weights, count, n,
+                                            step.residual.row(0) + first, n_embd);
+    }
+    if (down_.bias == nullptr) return;
+    for (int t = 0; t < step.n_tokens; t++) {
+        for (int j = first; j < first + n; j++) step.residual.row(t)[j] += down_.bias[j];
+    }
+}
+
+void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
+    const int n_tokens = x.n_tokens, n_embd = x.n_embd, max_threads = runtime_.max_threads();
+    Scratch& scratch = runtime_.scratch;
+    scratch.normed.reserve(n_tokens, n_embd, up_.takes_int8() || gate_.takes_int8());
+    if (fc1_) {
+        scratch.predictor_in.reserve(n_tokens, n_embd, fc1_.takes_int8());
+        scratch.predictor_mid.reserve(n_tokens, fc1_.n_rows, fc2_.takes_int8());
+    }
+    Step step{x, residual, n_tokens, nullptr};
+    if (n_tokens > 1) {
+        scratch.wide.reserve(n_tokens, n_ff_, false);
+        step.h = scratch.wide.row(0);
+    }
+    const size_t tile = std::max<size_t>(static_cast<size_t>(n_tokens) * (kNeuronGrain + 3), kNeuronGrain * kColumnGrain);
+    scratch.tiles.reserve(tile * max_threads);
+    scratch.sums.reserve(static_cast<size_t>(n_embd) * max_threads);
+    std::vector<Counts> found(max_threads);
+    // small layers: several pieces a thread all the same
+    const int grain = std::clamp(n_ff_ / (8 * max_threads) / 8 * 8, 8, kNeuronGrain);
+
+    runtime_.run(n_tokens, [&](Region& region) {
+        float* mine = scratch.tiles.data() + region.thread() * tile;
+        float* sums = scratch.sums.data() + static_cast<size_t>(region.thread()) * n_embd;
+        Counts counted;
+        region.for_each(n_tokens, 1, [&](int64_t t, int64_t) {
+            norm_.apply(runtime_.kernels, x.row(t), n_embd, scratch.normed.row(t));
+            scratch.normed.round(runtime_.kernels, t);
+            if (fc1_) scratch.predictor_in.round(runtime_.kernels, t, x.row(t));
+        });
+        if (n_tokens == 1) std::memset(sums, 0, sizeof(float) * n_embd);
+        region.barrier();
+        if (fc1_) predict_hidden(region, step);
+        region.for_each(n_ff_, grain, [&](int64_t begin, int64_t end) {
+            const int first = static_cast<int>(begin), n = static_cast<int>(end - begin);
+            if (n_tokens == 1) {
+                neurons_of_token(step, first, n, mine, sums, counted);
+            } else {
+                neurons_of_batch(step, first, n, mine, counted);
+            }
+        });
+        found[region.thread()] = counted;
+        region.barrier();
+        region.for_each(n_embd, kColumnGrain, [&](int64_t begin, int64_t end) {
+            if (n_tokens > 1) return add_down_of_batch(step, begin, end - begin, mine);
+            for (int64_t j = begin; j < end; j++) {
+                float y = down_.bias ? down_.bias[j] : 0.0f;
+                for (int i = 0; i < region.n_threads(); i++) y += scratch.sums.data()[static_cast<size_t>(i) * n_embd + j];
+                residual.row(0)[j] += y;
+            }
+        });
+    });
+    for (const Counts& c : found) {
+        counts.predicted += c.predicted;
+        counts.fired += c.fired;
+    }
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,77 @@
+// The functions that exist once for each instruction set, and the choice among them at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace powerinfer {
+
+// Rows of activations: float32 as computed, and (for quantized weights) rounded to int8 in blocks of 32 with
+// f[j] ~ d[j / 32] * q[j]; s[b] = d[b] * (sum of q over block b), which multiplies a weight block's minimum.
+struct Activations {
+    const float* f;
+    const int8_t* q;
+    const float* d;
+    const float* s;
+    int n_cols;
+
+    int n_blocks() const { return n_cols / 32; }
+};
+
+struct TypeKernels {
+    bool takes_int8;  // whether `matmul` reads q, d, s (else f)
+    int block_size;   // elements
+    int block_bytes;
+
+    // out[t * ld + r] = rows[r] . token(t), t < n_tokens; token(t) is row tokens[t] of `a`, or row t if tokens is null.
+    void (*matmul)(const uint8_t* const* rows, int n_rows, const Activations& a, const int32_t* tokens, int n_tokens,
+                   float* out, ptrdiff_t ld);
+    // y[j] += sum over r of scales[r] * rows[r][first + j], j < n; first and n are multiples of the block size.
+    void (*axpy)(const uint8_t* const* rows, const float* scales, int n_rows, int first, float* y, int n);
+    // y[j] = row[first + j], j < n.
+    void (*dequantize)(const uint8_t* row, int first, float* y, int n);
+};
+
+// Keys and values are float16 here. A group of query heads shares one KV head.
+struct AttentionArgs {
+    const float* q;  // n_group rows of head_dim
+    const uint16_t* k;
+    const uint16_t* v;  // rows of head_dim, one a position
+    int n_group, head_dim, n_positions;
+    float scale;
+    float* scratch;  // 64 floats
+    float* out;      // n_group rows of head_dim, not divided by the sum
+    float* max;      // n_group: the largest score
+    float* sum;      // n_group: sum of exp(score - max)
+};
+
+struct Kernels {
+    const char* name;
+    TypeKernels types[kTypeSlots];  // indexed by Type; block_size is 0 where there is none
+
+    void (*quantize)(const float* x, int n, int8_t* q, float* d, float* s);
+    void (*rms_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* y);
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* y);
+    void (*attention)(const AttentionArgs& args);
+    void (*to_f16)(const float* x, int n, uint16_t* y);
+    void (*silu)(float* x, int n);
+    void (*gelu)(float* x, int n);
+    void (*relu)(float* x, int n);
+    // y[t][0..n) += sum over i of h[t][i] * w[i][0..n): rows of h with many zeros. w: n_rows x n, float32.
+    void (*sparse_rank_update)(const float* h, ptrdiff_t ld_h, int n_tokens, const float* w, int n_rows, int n, float* y,
+                               ptrdiff_t ld_y);
+};
+
+extern const Kernels kPortable;
+#ifdef POWERINFER_X86
+extern const Kernels kAvx2;
+extern const Kernels kAvx512;
+#endif
+
+// The best that this processor runs, or the one named (nullptr if it is unknown or this processor cannot run it).
+const Kernels* best_kernels();
+const Kernels* find_kernels(const char* name);
+
+}  // namespace powerinfer

@@ -1,0 +1,178 @@
+// What the blocks share: threads, kernels, scratch memory, matrices, the hidden state and the KV cache.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace powerinfer {
+
+// Memory that only grows, aligned to cache lines, contents undefined.
+template <class T>
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data_); }
+
+    T* reserve(size_t n) {
+        if (n > capacity_) {
+            std::free(data_);
+            data_ = nullptr;
+            capacity_ = 0;
+            if (n > SIZE_MAX / sizeof(T) - 64) throw std::bad_alloc();
+            data_ = static_cast<T*>(std::aligned_alloc(64, (n * sizeof(T) + 63) / 64 * 64));
+            if (data_ == nullptr) throw std::bad_alloc();
+            capacity_ = n;
+        }
+        return data_;
+    }
+    T* data() const { return data_; }
+
+  private:
+    T* data_ = nullptr;
+    size_t capacity_ = 0;
+};
+
+// Rows of a weight as they lie in a file. Does not own them.
+struct Matrix {
+    const uint8_t* data = nullptr;
+    const float* bias = nullptr;  // n_rows, or null
+    const TypeKernels* kernels = nullptr;
+    int n_rows = 0, n_cols = 0;
+    size_t row_bytes = 0;
+
+    explicit operator bool() const { return data != nullptr; }
+    const uint8_t* row(int64_t i) const { return data + i * row_bytes; }
+    bool takes_int8() const { return kernels != nullptr && kernels->takes_int8; }
+};
+
+// Activations of a batch, as float32 and (where some matrix wants them) rounded to int8.
+class ActivationBuffer {
+  public:
+    void reserve(int n_tokens, int n_cols, bool int8) {
+        n_cols_ = n_cols;
+        f_.reserve(static_cast<size_t>(n_tokens) * n_cols);
+        if (int8) {
+            q_.reserve(static_cast<size_t>(n_tokens) * n_cols);
+            d_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 32));
+            s_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 32));
+        }
+        int8_ = int8;
+    }
+    float* row(int token) { return f_.data() + static_cast<size_t>(token) * n_cols_; }
+    // Rounds row `token` (of this buffer, or `f` if given) where int8 is wanted.
+    void round(const Kernels& kernels, int token, const float* f = nullptr) {
+        if (!int8_) return;
+        const size_t block = static_cast<size_t>(token) * (n_cols_ / 32);
+        kernels.quantize(f ? f : row(token), n_cols_, q_.data() + block * 32, d_.data() + block, s_.data() + block);
+    }
+    Activations view(const float* f = nullptr) const {
+        return {f ? f : f_.data(), q_.data(), d_.data(), s_.data(), n_cols_};
+    }
+
+  private:
+    Buffer<float> f_, d_, s_;
+    Buffer<int8_t> q_;
+    int n_cols_ = 0;
+    bool int8_ = false;
+};
+
+// Scratch memory of all blocks of a model: they run one after another.
+struct Scratch {
+    ActivationBuffer normed, predictor_in, predictor_mid, wide;
+    Buffer<float> qkv, partial, tiles, sums;
+};
+
+class Runtime {
+  public:
+    Runtime(const Kernels& kernels, int n_threads, int n_threads_batch)
+        : kernels(kernels),
+          n_threads(n_threads),
+          n_threads_batch(n_threads_batch),
+          pool(n_threads > n_threads_batch ? n_threads : n_threads_batch) {}
+
+    // Runs f(Region&) on as many threads as suit a batch of n_tokens.
+    template <class F>
+    void run(int n_tokens, F&& f) {
+        pool.run(n_tokens > 1 ? n_threads_batch : n_threads, f);
+    }
+    int max_threads() const { return pool.size(); }
+
+    // out[t * ld + r] (= or, if `add`, +=) w.row(r) . token(t) + bias[r]. `tile`: this thread's own n_tokens * kRowGrain
+    // floats, used if `add`.
+    void matmul(Region& region, const Matrix& w, const Activations& a, int n_tokens, float* out, ptrdiff_t ld,
+                bool add = false, float* tile = nullptr) const;
+
+    static constexpr int kRowGrain = 16;
+
+    const Kernels& kernels;
+    const int n_threads, n_threads_batch;
+    ThreadPool pool;
+    Scratch scratch;
+    std::mutex mutex;  // one block at a time
+};
+
+struct RopeParams {
+    int n_rot = 0;
+    bool neox = false;
+    float freq_base = 10000.0f, freq_scale = 1.0f;
+
+    bool operator==(const RopeParams& o) const {
+        return n_rot == o.n_rot && freq_base == o.freq_base && freq_scale == o.freq_scale;
+    }
+};
+
+// n_tokens x n_embd, and where each token belongs.
+class Hidden {
+  public:
+    Hidden(int n_tokens, int n_embd, std::vector<int32_t> positions, std::vector<int32_t> slots)
+        : n_tokens(n_tokens), n_embd(n_embd), positions(std::move(positions)), slots(std::move(slots)) {
+        values.reserve(static_cast<size_t>(n_tokens) * n_embd);
+    }
+    float* row(int token) const { return values.data() + static_cast<size_t>(token) * n_embd; }
+
+    // cos and sin of each token's rotary angles, n_tokens x n_rot; computed once for all layers that agree on `rope`.
+    const float* rotations(const RopeParams& rope);
+
+    const int n_tokens, n_embd;
+    const std::vector<int32_t> positions, slots;
+    Buffer<float> values;
+
+  private:
+    RopeParams rope_;
+    Buffer<float> rotations_;
+};
+
+// Keys and values of one layer, float16: n_slots x n_head_kv x n_ctx x head_dim.
+struct LayerCache {
+    int n_head_kv, head_dim;
+    size_t size;  // elements, of the keys and of the values
+    std::unique_ptr<uint16_t, decltype(&std::free)> k, v;
+};
+
+class KVCache {
+  public:
+    KVCache(int n_slots, int n_ctx, const std::vector<std::pair<int, int>>& heads);
+    KVCache(const KVCache&) = delete;
+    KVCache& operator=(const KVCache&) = delete;
+
+    size_t nbytes() const;
+    ptrdiff_t offset(const LayerCache& layer, int slot, int head, int position) const {
+        return ((static_cast<ptrdiff_t>(slot) * layer.n_head_kv + head) * n_ctx + position) * layer.head_dim;
+    }
+
+    const int n_slots, n_ctx;
+    std::vector<LayerCache> layers;
+};
+
+}  // namespace powerinfer

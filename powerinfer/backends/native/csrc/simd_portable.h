@@ -1,0 +1,175 @@
+// The vector operations that the kernels are written in, without intrinsics: loops over small fixed arrays.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace powerinfer::SIMD_NAMESPACE {
+
+inline float f16_to_f32(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
+    const uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023;
+    float y;
+    if (exponent == 0) {
+        y = static_cast<float>(mantissa) * 0x1p-24f;
+        return sign ? -y : y;
+    }
+    const uint32_t bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | (mantissa << 13);
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+inline uint16_t f32_to_f16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
+    bits &= 0x7FFFFFFF;
+    if (bits >= 0x7F800000) return sign | (bits > 0x7F800000 ? 0x7E00 : 0x7C00);
+    if (bits >= 0x477FF000) return sign | 0x7C00;
+    if (bits < 0x38800000) {  // subnormal: let float addition do the rounding
+        float magnitude;
+        std::memcpy(&magnitude, &bits, 4);
+        return sign | static_cast<uint16_t>(std::nearbyintf(magnitude * 0x1p24f));
+    }
+    bits += 0xFFF + ((bits >> 13) & 1);  // round to nearest, ties to even
+    return sign | static_cast<uint16_t>((bits >> 13) - (112 << 10));
+}
+
+struct F32 {
+    static constexpr int kLanes = 8;
+    float v[8];
+};
+
+template <class F>
+inline F32 map(F f) {
+    F32 y;
+    for (int i = 0; i < 8; i++) y.v[i] = f(i);
+    return y;
+}
+
+inline F32 zero() { return map([](int) { return 0.0f; }); }
+inline F32 set1(float x) { return map([=](int) { return x; }); }
+inline F32 halves(float low, float high) { return map([=](int i) { return i < 4 ? low : high; }); }
+inline F32 load(const float* p) { return map([=](int i) { return p[i]; }); }
+inline F32 load_f16(const uint16_t* p) { return map([=](int i) { return f16_to_f32(p[i]); }); }
+inline F32 load_bf16(const uint16_t* p) {
+    return map([=](int i) {
+        const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+        float y;
+        std::memcpy(&y, &bits, 4);
+        return y;
+    });
+}
+inline F32 load_i8(const int8_t* p) { return map([=](int i) { return static_cast<float>(p[i]); }); }
+inline void store(float* p, const F32& a) {
+    for (int i = 0; i < 8; i++) p[i] = a.v[i];
+}
+inline void store_f16(uint16_t* p, const F32& a) {
+    for (int i = 0; i < 8; i++) p[i] = f32_to_f16(a.v[i]);
+}
+inline F32 add(const F32& a, const F32& b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
+inline F32 sub(const F32& a, const F32& b) { return map([&](int i) { return a.v[i] - b.v[i]; }); }
+inline F32 mul(const F32& a, const F32& b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
+inline F32 div(const F32& a, const F32& b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
+inline F32 fma(const F32& a, const F32& b, const F32& c) { return map([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+inline F32 max(const F32& a, const F32& b) { return map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+inline F32 min(const F32& a, const F32& b) { return map([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+inline F32 abs(const F32& a) { return map([&](int i) { return std::fabs(a.v[i]); }); }
+inline F32 round(const F32& a) { return map([&](int i) { return std::nearbyintf(a.v[i]); }); }
+// 2 ** a for whole a in -126..127
+inline F32 exp2_whole(const F32& a) {
+    return map([&](int i) {
+        const uint32_t bits = static_cast<uint32_t>(static_cast<int>(a.v[i]) + 127) << 23;
+        float y;
+        std::memcpy(&y, &bits, 4);
+        return y;
+    });
+}
+inline float sum(const F32& a) {
+    return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
+}
+inline float largest(const F32& a) {
+    float y = a.v[0];
+    for (int i = 1; i < 8; i++) y = a.v[i] > y ? a.v[i] : y;
+    return y;
+}
+
+// 32 bytes, signed or not as the operation says.
+struct Bytes {
+    uint8_t v[32];
+};
+
+inline Bytes load_bytes(const void* p) {
+    Bytes y;
+    std::memcpy(y.v, p, 32);
+    return y;
+}
+// Low nibbles of 16 bytes, then their high nibbles.
+inline Bytes load_nibbles(const uint8_t* p) {
+    Bytes y;
+    for (int i = 0; i < 16; i++) {
+        y.v[i] = p[i] & 15;
+        y.v[i + 16] = p[i] >> 4;
+    }
+    return y;
+}
+// Adds 16 to byte j where bit j of the 32 at p is set.
+inline Bytes add_fifth_bits(Bytes a, const uint8_t* p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, 4);
+    for (int i = 0; i < 32; i++) a.v[i] |= ((bits >> i) & 1) << 4;
+    return a;
+}
+inline Bytes and_all(Bytes a, uint8_t mask) {
+    for (auto& x : a.v) x &= mask;
+    return a;
+}
+template <int N>
+inline Bytes shift_right(Bytes a) {
+    for (auto& x : a.v) x >>= N;
+    return a;
+}
+template <int N>
+inline Bytes shift_left(Bytes a) {
+    for (auto& x : a.v) x = static_cast<uint8_t>(x << N);
+    return a;
+}
+inline Bytes bit_or(Bytes a, const Bytes& b) {
+    for (int i = 0; i < 32; i++) a.v[i] |= b.v[i];
+    return a;
+}
+inline Bytes sub_all(Bytes a, uint8_t x) {
+    for (auto& y : a.v) y = static_cast<uint8_t>(y - x);
+    return a;
+}
+inline void store_bytes(void* p, const Bytes& a) { std::memcpy(p, a.v, 32); }
+
+// Eight partial sums of products of 32 bytes; lanes 0..3 hold bytes 0..15, lanes 4..7 bytes 16..31.
+template <class A>
+inline F32 dot_bytes(const Bytes& a, const Bytes& b) {
+    return map([&](int lane) {
+        int y = 0;
+        for (int i = 0; i < 4; i++) {
+            const int j = lane * 4 + i;
+            y += static_cast<int>(static_cast<A>(a.v[j])) * static_cast<int>(static_cast<int8_t>(b.v[j]));
+        }
+        return static_cast<float>(y);
+    });
+}
+inline F32 dot_us(const Bytes& a, const Bytes& b) { return dot_bytes<uint8_t>(a, b); }  // a unsigned (at most 127), b signed
+inline F32 dot_ss(const Bytes& a, const Bytes& b) { return dot_bytes<int8_t>(a, b); }   // both signed
+
+// Rounds 32 floats times `scale` to int8 and returns their sum.
+inline int quantize_32(const float* x, float scale, int8_t* q) {
+    int total = 0;
+    for (int i = 0; i < 32; i++) {
+        q[i] = static_cast<int8_t>(std::nearbyintf(x[i] * scale));
+        total += q[i];
+    }
+    return total;
+}
+
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
+}  // namespace powerinfer::SIMD_NAMESPACE
