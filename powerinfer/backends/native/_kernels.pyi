@@ -1,0 +1,106 @@
+"""C++ kernels of the native backend."""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+def instruction_sets() -> list[str]:
+    """Names of the instruction sets that this processor runs."""
+
+class Runtime:
+    """
+    Threads, kernels of one instruction set ('': the best), and scratch memory.
+    """
+
+    def __init__(self, isa: str, n_threads: int, n_threads_batch: int) -> None: ...
+
+    @property
+    def isa(self) -> str: ...
+
+    @property
+    def n_threads(self) -> int: ...
+
+    @property
+    def n_threads_batch(self) -> int: ...
+
+    def supports(self, type: int) -> bool:
+        """Whether there are kernels for the GGML type of this number."""
+
+class Matrix:
+    """
+    Rows of a quantized weight: uint8 (n_rows, row_bytes), kept, not copied.
+    """
+
+    def __init__(self, runtime: Runtime, type: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_cols: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+
+    def dequantize(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+        """float32 (n_rows, n_cols)."""
+
+class Norm:
+    """RMSNorm, or LayerNorm if `layer`."""
+
+    def __init__(self, weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, eps: float, layer: bool) -> None: ...
+
+class Hidden:
+    """Hidden state of a batch: float32 (n_tokens, n_embd)."""
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    def copy(self) -> Hidden: ...
+
+    def numpy(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+        """A copy as an array."""
+
+class KVCache:
+    """Keys and values, float16; heads: (n_head_kv, head_dim) of each layer."""
+
+    def __init__(self, n_slots: int, n_ctx: int, heads: Sequence[tuple[int, int]]) -> None: ...
+
+    @property
+    def n_slots(self) -> int: ...
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class Activation(enum.Enum):
+    identity = 0
+
+    relu = 1
+
+    silu = 2
+
+    gelu = 3
+
+class Attention:
+    def __init__(self, runtime: Runtime, layer: int, n_head: int, n_head_kv: int, head_dim: int, n_rot: int, neox: bool, freq_base: float, freq_scale: float, norm: Norm, q: Matrix, k: Matrix, v: Matrix, output: Matrix) -> None: ...
+
+    def forward(self, x: Hidden, residual: Hidden, cache: KVCache) -> None: ...
+
+class FeedForward:
+    def __init__(self, runtime: Runtime, norm: Norm, gate: Matrix | None, up: Matrix, down: Matrix, transposed: bool, activation: Activation, up_activation: Activation, fc1: Matrix | None, fc2: Matrix | None, threshold: float) -> None: ...
+
+    def forward(self, x: Hidden, residual: Hidden) -> None: ...
+
+    @property
+    def counts(self) -> list[int]:
+        """tokens, neurons predicted, neurons fired since it was last set."""
+
+    @counts.setter
+    def counts(self, arg: Sequence[int], /) -> None: ...
+
+def embed(runtime: Runtime, token_embd: Matrix, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Hidden:
+    """Hidden state of a batch from rows of the embedding."""
+
+def logits(runtime: Runtime, norm: Norm, output: Matrix, x: Hidden, outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+    """output · norm(x) of the rows `outputs`: float32 (n_outputs, n_vocab)."""
+
+def multiply(runtime: Runtime, matrix: Matrix, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+    """x W^T: float32 (n_tokens, n_rows)."""
