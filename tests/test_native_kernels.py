@@ -41,8 +41,8 @@ def oracle(name: str, rows: Bytes) -> npt.NDArray[np.float64]:
     return values.astype(np.float64)
 
 
-def matrix(runtime: _kernels.Runtime, name: str, rows: Bytes, n_cols: int) -> _kernels.Matrix:
-    return _kernels.Matrix(runtime, int(gguf.GGMLQuantizationType[name]), rows, n_cols)
+def matrix(runtime: _kernels.Runtime, name: str, rows: Bytes, n_cols: int, pack: bool = False) -> _kernels.Matrix:
+    return _kernels.Matrix(runtime, int(gguf.GGMLQuantizationType[name]), rows, n_cols, pack=pack)
 
 
 def whole_activations(n_tokens: int, n_cols: int, rng: np.random.Generator) -> Floats:
@@ -62,11 +62,14 @@ def test_dequantize_is_gguf_pys(runtime: _kernels.Runtime, name: str) -> None:
 
 @pytest.mark.parametrize("name", QUANTIZED + FLOATS)
 @pytest.mark.parametrize("n_rows", ODD_SIZES)
-def test_products_of_odd_sizes_are_exact_to_rounding(runtime: _kernels.Runtime, name: str, n_rows: int) -> None:
+@pytest.mark.parametrize("pack", [False, True])
+def test_products_of_odd_sizes_are_exact_to_rounding(
+    runtime: _kernels.Runtime, name: str, n_rows: int, pack: bool
+) -> None:
     rng = np.random.default_rng(n_rows)
     n_cols = 768
     rows = random_rows(name, n_rows, n_cols, rng)
-    weights, handle = oracle(name, rows), matrix(runtime, name, rows, n_cols)
+    weights, handle = oracle(name, rows), matrix(runtime, name, rows, n_cols, pack)
     for n_tokens in ODD_SIZES[:4] if n_rows > 3 else ODD_SIZES:
         x = whole_activations(n_tokens, n_cols, rng)
         magnitude = np.abs(x) @ np.abs(weights.T)

@@ -35,7 +35,10 @@ class Matrix:
     Rows of a quantized weight: uint8 (n_rows, row_bytes), kept, not copied.
     """
 
-    def __init__(self, runtime: Runtime, type: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_cols: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+    def __init__(self, runtime: Runtime, type: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_cols: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, pack: bool = False) -> None:
+        """
+        pack: also make a copy with rows interleaved, for a matrix that is always used whole.
+        """
 
     def dequantize(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
         """float32 (n_rows, n_cols)."""

@@ -63,7 +63,7 @@ class NativeBackend(Backend):
         return f"native: {runtime.isa}, {runtime.n_threads} threads ({runtime.n_threads_batch} for prompts)"
 
     def embedding(self, spec: Embedding) -> NativeEmbedding:
-        return NativeEmbedding(self._runtime, self._matrix(spec.token_embd))
+        return NativeEmbedding(self._runtime, self._matrix(spec.token_embd, pack=False))
 
     def attention(self, spec: Attention) -> NativeAttention:
         rope = spec.rope
@@ -90,13 +90,14 @@ class NativeBackend(Backend):
         down = spec.ffn_down_t or spec.ffn_down
         assert down is not None, "a feed-forward block has one down projection"
         predictor = spec.predictor
+        whole = spec.ffn_down is not None  # else neurons are computed one by one, from rows as they lie in the file
         return NativeFeedForward(
             _kernels.FeedForward(
                 self._runtime,
                 norm=_norm(spec.ffn_norm),
-                gate=self._linear(spec.ffn_gate) if spec.ffn_gate else None,
-                up=self._linear(spec.ffn_up),
-                down=self._linear(down),
+                gate=self._linear(spec.ffn_gate, whole) if spec.ffn_gate else None,
+                up=self._linear(spec.ffn_up, whole),
+                down=self._linear(down, whole),
                 transposed=spec.ffn_down_t is not None,
                 activation=_ACTIVATIONS[spec.activation],
                 up_activation=_ACTIVATIONS[spec.up_activation],
@@ -116,18 +117,23 @@ class NativeBackend(Backend):
     def copy(self, x: _kernels.Hidden) -> _kernels.Hidden:
         return x.copy()
 
-    def _linear(self, linear: Linear) -> _kernels.Matrix:
-        return self._matrix(linear.weight, linear.bias)
+    def _linear(self, linear: Linear, pack: bool = True) -> _kernels.Matrix:
+        return self._matrix(linear.weight, linear.bias, pack)
 
-    def _matrix(self, tensor: QuantTensor, bias: QuantTensor | None = None) -> _kernels.Matrix:
-        """A handle that reads the tensor's bytes in place; a type without kernels is converted to float16 first."""
+    def _matrix(self, tensor: QuantTensor, bias: QuantTensor | None = None, pack: bool = True) -> _kernels.Matrix:
+        """A handle that reads the tensor's bytes in place; a type without kernels is converted to float16 first.
+
+        pack: the matrix is always used whole, so let the kernels keep it with rows interleaved (the mapped bytes are
+        then read once, here).
+        """
         if not self._runtime.supports(tensor.type.id):
             tensor = self._convert(tensor)
         data = np.ascontiguousarray(tensor.data.reshape(tensor.shape[0], -1))
         if data.ctypes.data % 4:  # kernels load 4-byte floats; files align tensors, but need not
             data = data.copy()
         n_cols = tensor.shape[-1]
-        return _kernels.Matrix(self._runtime, tensor.type.id, data, n_cols, None if bias is None else _floats(bias))
+        floats = None if bias is None else _floats(bias)
+        return _kernels.Matrix(self._runtime, tensor.type.id, data, n_cols, floats, pack)
 
     def _convert(self, tensor: QuantTensor) -> QuantTensor:
         name = tensor.type.name

@@ -9,6 +9,9 @@ namespace {
 constexpr int kNeuronGrain = 64;   // neurons that a thread takes at a time
 constexpr int kColumnGrain = 256;  // columns of the output that a thread takes at a time, in batches
 constexpr int kAxpyRows = 8;       // neurons added to the output in one pass over it
+// With one token, neurons are cut into this many runs, each summed on its own. A thread takes a run at a time, so sums are
+// made in the same order whatever the number of threads, and results do not depend on it.
+constexpr int kSegments = 32;
 
 }  // namespace
 
@@ -79,16 +82,9 @@ void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
     // gate and up of the same rows, joined while they are in the cache
     const auto rows = [&](int first, int n, float* g, float* u) {
         const Activations normed = scratch.normed.view();
-        const uint8_t* at[grain];
-        const auto product = [&](const Matrix& w, float* to) {
-            for (int r = 0; r < n; r++) at[r] = w.row(first + r);
-            w.kernels->matmul(at, n, normed, nullptr, n_tokens, to, n);
-            if (w.bias == nullptr) return;
-            for (int i = 0; i < n_tokens * n; i++) to[i] += w.bias[first + i % n];
-        };
-        product(up_, u);
+        up_.multiply(first, n, normed, n_tokens, u, n);
         if (gate_) {
-            product(gate_, g);
+            gate_.multiply(first, n, normed, n_tokens, g, n);
             activate(activation_, g, n_tokens * n);
             activate(up_activation_, u, n_tokens * n);
         } else {
@@ -133,55 +129,54 @@ void FeedForwardBlock::predict_hidden(Region& region, const Step& step) const {
 }
 
 // Neurons first..first + n of the only token: predictor, then gate of those it names, then up and down of those whose
-// gate is open. Their outputs are added to `sums`, this thread's own n_embd floats.
-void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, float* scores, float* sums,
-                                        Counts& counts) const {
-    Scratch& scratch = runtime_.scratch;
+// gate is open, each as one pass over a list of rows. Their outputs are added to `sum`, n_embd floats.
+void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, float* sum, Counts& counts) const {
+    const Scratch& scratch = runtime_.scratch;
     int active[kNeuronGrain];
+    float values[kNeuronGrain];
     int n_active = 0;
     if (fc2_) {
-        const uint8_t* rows[kNeuronGrain] = {};
-        for (int r = 0; r < n; r++) rows[r] = fc2_.row(first + r);
-        fc2_.kernels->matmul(rows, n, scratch.predictor_mid.view(), nullptr, 1, scores, n);
+        fc2_.multiply(first, n, scratch.predictor_mid.view(), 1, values, n);
         for (int r = 0; r < n; r++) {
             active[n_active] = first + r;
-            n_active += scores[r] >= threshold_;
+            n_active += values[r] >= threshold_;
         }
     } else {
         for (int r = 0; r < n; r++) active[n_active++] = first + r;
     }
     counts.predicted += n_active;
 
-    const Activations normed = scratch.normed.view();
-    const uint8_t* rows[kAxpyRows] = {};
-    float h[kAxpyRows];
-    int n_rows = 0;
-    const auto flush = [&] {
-        down_.kernels->axpy(rows, h, n_rows, 0, sums, step.x.n_embd);
-        n_rows = 0;
+    const uint8_t* rows[kNeuronGrain];
+    const auto product = [&](const Matrix& w, float* to) {
+        for (int k = 0; k < n_active; k++) rows[k] = w.row(active[k]);
+        w.kernels->matmul(rows, n_active, scratch.normed.view(), nullptr, 1, to, n_active);
+        if (w.bias == nullptr) return;
+        for (int k = 0; k < n_active; k++) to[k] += w.bias[active[k]];
     };
-    const auto dot = [&](const Matrix& w, int i) {
-        const uint8_t* row = w.row(i);
-        float y;
-        w.kernels->matmul(&row, 1, normed, nullptr, 1, &y, 1);
-        return y + (w.bias ? w.bias[i] : 0.0f);
-    };
-    for (int k = 0; k < n_active; k++) {
-        const int i = active[k];
-        float value = dot(gate_ ? gate_ : up_, i);
-        activate(activation_, &value, 1);
-        if (value == 0.0f) continue;
-        if (gate_) {
-            float u = dot(up_, i);
-            activate(up_activation_, &u, 1);
-            value *= u;
+    const auto drop_zeros = [&] {
+        int open = 0;
+        for (int k = 0; k < n_active; k++) {
+            if (values[k] == 0.0f) continue;
+            active[open] = active[k];
+            values[open++] = values[k];
         }
-        counts.fired += value != 0.0f;
-        rows[n_rows] = down_.row(i);
-        h[n_rows++] = value;
-        if (n_rows == kAxpyRows) flush();
+        n_active = open;
+    };
+    product(gate_ ? gate_ : up_, values);
+    activate(activation_, values, n_active);
+    drop_zeros();
+    if (gate_) {
+        float u[kNeuronGrain];
+        product(up_, u);
+        activate(up_activation_, u, n_active);
+        for (int k = 0; k < n_active; k++) values[k] *= u[k];
+        drop_zeros();
     }
-    if (n_rows > 0) flush();
+    counts.fired += n_active;
+    for (int k = 0; k < n_active; k++) rows[k] = down_.row(active[k]);
+    for (int k = 0; k < n_active; k += kAxpyRows) {
+        down_.kernels->axpy(rows + k, values + k, std::min(kAxpyRows, n_active - k), 0, sum, step.x.n_embd);
+    }
 }
 
 // Neurons first..first + n of many tokens, each for the tokens whose own mask names it; h of the others is 0.
@@ -189,9 +184,7 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
     const int n_tokens = step.n_tokens;
     const Activations normed = runtime_.scratch.normed.view();
     if (fc2_) {
-        const uint8_t* rows[kNeuronGrain] = {};
-        for (int r = 0; r < n; r++) rows[r] = fc2_.row(first + r);
-        fc2_.kernels->matmul(rows, n, runtime_.scratch.predictor_mid.view(), nullptr, n_tokens, scores, n);
+        fc2_.multiply(first, n, runtime_.scratch.predictor_mid.view(), n_tokens, scores, n);
     }
     float* g = scores + static_cast<size_t>(n_tokens) * kNeuronGrain;
     float* u = g + n_tokens;
@@ -248,7 +241,7 @@ void FeedForwardBlock::add_down_of_batch(const Step& step, int first, int n, flo
 }
 
 void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
-    const int n_tokens = x.n_tokens, n_embd = x.n_embd, max_threads = runtime_.max_threads();
+    const int n_tokens = x.n_tokens, n_embd = x.n_embd;
     Scratch& scratch = runtime_.scratch;
     scratch.normed.reserve(n_tokens, n_embd, up_.takes_int8() || gate_.takes_int8());
     if (fc1_) {
@@ -261,41 +254,44 @@ void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
         step.h = scratch.wide.row(0);
     }
     const size_t tile = std::max<size_t>(static_cast<size_t>(n_tokens) * (kNeuronGrain + 3), kNeuronGrain * kColumnGrain);
-    scratch.tiles.reserve(tile * max_threads);
-    scratch.sums.reserve(static_cast<size_t>(n_embd) * max_threads);
-    std::vector<Counts> found(max_threads);
-    // small layers: several pieces a thread all the same
-    const int grain = std::clamp(n_ff_ / (8 * max_threads) / 8 * 8, 8, kNeuronGrain);
+    scratch.tiles.reserve(tile * runtime_.max_threads());
+    const int n_segments = n_tokens > 1 ? (n_ff_ + kNeuronGrain - 1) / kNeuronGrain : std::min(kSegments, (n_ff_ + 7) / 8);
+    const int segment = (n_ff_ + n_segments * 8 - 1) / (n_segments * 8) * 8;
+    scratch.sums.reserve(static_cast<size_t>(n_embd) * n_segments);
+    std::vector<Counts> found(n_segments);
 
     runtime_.run(n_tokens, [&](Region& region) {
         float* mine = scratch.tiles.data() + region.thread() * tile;
-        float* sums = scratch.sums.data() + static_cast<size_t>(region.thread()) * n_embd;
-        Counts counted;
         region.for_each(n_tokens, 1, [&](int64_t t, int64_t) {
             norm_.apply(runtime_.kernels, x.row(t), n_embd, scratch.normed.row(t));
             scratch.normed.round(runtime_.kernels, t);
             if (fc1_) scratch.predictor_in.round(runtime_.kernels, t, x.row(t));
         });
-        if (n_tokens == 1) std::memset(sums, 0, sizeof(float) * n_embd);
         region.barrier();
         if (fc1_) predict_hidden(region, step);
-        region.for_each(n_ff_, grain, [&](int64_t begin, int64_t end) {
-            const int first = static_cast<int>(begin), n = static_cast<int>(end - begin);
-            if (n_tokens == 1) {
-                neurons_of_token(step, first, n, mine, sums, counted);
-            } else {
-                neurons_of_batch(step, first, n, mine, counted);
+        region.for_each(n_segments, 1, [&](int64_t k, int64_t) {
+            const int begin = k * segment, end = std::min(begin + segment, n_ff_);
+            float* sum = scratch.sums.data() + k * n_embd;
+            if (n_tokens == 1) std::memset(sum, 0, sizeof(float) * n_embd);
+            for (int first = begin; first < end; first += kNeuronGrain) {
+                const int n = std::min(kNeuronGrain, end - first);
+                if (n_tokens == 1) {
+                    neurons_of_token(step, first, n, sum, found[k]);
+                } else {
+                    neurons_of_batch(step, first, n, mine, found[k]);
+                }
             }
         });
-        found[region.thread()] = counted;
         region.barrier();
         region.for_each(n_embd, kColumnGrain, [&](int64_t begin, int64_t end) {
             if (n_tokens > 1) return add_down_of_batch(step, begin, end - begin, mine);
-            for (int64_t j = begin; j < end; j++) {
-                float y = down_.bias ? down_.bias[j] : 0.0f;
-                for (int i = 0; i < region.n_threads(); i++) y += scratch.sums.data()[static_cast<size_t>(i) * n_embd + j];
-                residual.row(0)[j] += y;
+            float* to = residual.row(0);
+            for (int k = 0; k < n_segments; k++) {
+                const float* sum = scratch.sums.data() + static_cast<size_t>(k) * n_embd;
+                for (int64_t j = begin; j < end; j++) to[j] += sum[j];
             }
+            if (down_.bias == nullptr) return;
+            for (int64_t j = begin; j < end; j++) to[j] += down_.bias[j];
         });
     });
     for (const Counts& c : found) {

@@ -32,7 +32,15 @@ struct TypeKernels {
     void (*axpy)(const uint8_t* const* rows, const float* scales, int n_rows, int first, float* y, int n);
     // y[j] = row[first + j], j < n.
     void (*dequantize)(const uint8_t* row, int first, float* y, int n);
+
+    // Groups of kPackedRows rows, interleaved so that a vector holds the same columns of all of them; as many bytes as
+    // the rows have. Null where there is no such form.
+    void (*pack)(const uint8_t* const* rows, int n_cols, uint8_t* group);
+    // out[t * ld + r] = row r of the group . token t, t < n_tokens.
+    void (*packed_matmul)(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld);
 };
+
+constexpr int kPackedRows = 8;
 
 // Keys and values are float16 here. A group of query heads shares one KV head.
 struct AttentionArgs {

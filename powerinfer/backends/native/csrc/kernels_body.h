@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -10,7 +11,8 @@ namespace powerinfer::SIMD_NAMESPACE {
 
 // ---- quantized weights: 32 bytes at a time against 32 int8 activations ----
 
-// 32 weights: value = d * byte + m. kMin: whether m is not always zero. kSigned: whether bytes are signed.
+// 32 weights: value = d * byte + m. Of a type, kMin: whether m is not always zero; kSigned: whether bytes are signed;
+// `scales`: d and m of eight blocks.
 struct Unpacked {
     Bytes bytes;
     F32 d;
@@ -21,9 +23,11 @@ struct Q4_0 {
     using Block = BlockQ4_0;
     static constexpr int kPerBlock = 1;  // groups of 32 in a block
     static constexpr bool kMin = true, kSigned = false;
-    static Unpacked unpack(const Block& b, int) {
-        const float d = f16_to_f32(b.d);
-        return {load_nibbles(b.qs), set1(d), -8.0f * d};
+    static Bytes bytes(const Block& b) { return load_nibbles(b.qs); }
+    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), -8.0f * f16_to_f32(b.d)}; }
+    static void scales(const Block* first, F32& d, F32& m) {
+        d = load_f16_strided<sizeof(Block)>(&first->d);
+        m = mul(d, set1(-8.0f));
     }
 };
 
@@ -31,8 +35,11 @@ struct Q4_1 {
     using Block = BlockQ4_1;
     static constexpr int kPerBlock = 1;
     static constexpr bool kMin = true, kSigned = false;
-    static Unpacked unpack(const Block& b, int) {
-        return {load_nibbles(b.qs), set1(f16_to_f32(b.d)), f16_to_f32(b.m)};
+    static Bytes bytes(const Block& b) { return load_nibbles(b.qs); }
+    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), f16_to_f32(b.m)}; }
+    static void scales(const Block* first, F32& d, F32& m) {
+        d = load_f16_strided<sizeof(Block)>(&first->d);
+        m = load_f16_strided<sizeof(Block)>(&first->m);
     }
 };
 
@@ -40,9 +47,11 @@ struct Q5_0 {
     using Block = BlockQ5_0;
     static constexpr int kPerBlock = 1;
     static constexpr bool kMin = true, kSigned = false;
-    static Unpacked unpack(const Block& b, int) {
-        const float d = f16_to_f32(b.d);
-        return {add_fifth_bits(load_nibbles(b.qs), b.qh), set1(d), -16.0f * d};
+    static Bytes bytes(const Block& b) { return add_fifth_bits(load_nibbles(b.qs), b.qh); }
+    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), -16.0f * f16_to_f32(b.d)}; }
+    static void scales(const Block* first, F32& d, F32& m) {
+        d = load_f16_strided<sizeof(Block)>(&first->d);
+        m = mul(d, set1(-16.0f));
     }
 };
 
@@ -50,8 +59,11 @@ struct Q5_1 {
     using Block = BlockQ5_1;
     static constexpr int kPerBlock = 1;
     static constexpr bool kMin = true, kSigned = false;
-    static Unpacked unpack(const Block& b, int) {
-        return {add_fifth_bits(load_nibbles(b.qs), b.qh), set1(f16_to_f32(b.d)), f16_to_f32(b.m)};
+    static Bytes bytes(const Block& b) { return add_fifth_bits(load_nibbles(b.qs), b.qh); }
+    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), f16_to_f32(b.m)}; }
+    static void scales(const Block* first, F32& d, F32& m) {
+        d = load_f16_strided<sizeof(Block)>(&first->d);
+        m = load_f16_strided<sizeof(Block)>(&first->m);
     }
 };
 
@@ -59,7 +71,12 @@ struct Q8_0 {
     using Block = BlockQ8_0;
     static constexpr int kPerBlock = 1;
     static constexpr bool kMin = false, kSigned = true;
-    static Unpacked unpack(const Block& b, int) { return {load_bytes(b.qs), set1(f16_to_f32(b.d)), 0.0f}; }
+    static Bytes bytes(const Block& b) { return load_bytes(b.qs); }
+    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), 0.0f}; }
+    static void scales(const Block* first, F32& d, F32& m) {
+        d = load_f16_strided<sizeof(Block)>(&first->d);
+        m = zero();
+    }
 };
 
 struct Q6_K {
@@ -84,10 +101,13 @@ struct Q6_K {
     }
 };
 
-// A tile of R rows and T tokens: weights are unpacked once for all T.
+// A tile of R rows and T tokens: weights are unpacked once for all T. Scales are made ready for eight blocks at a time.
+// `next`: R rows that come after these, or null. Rows can lie anywhere, where the processor cannot guess them: asking for
+// them a row ahead is the difference between 7 and 20 GB/s on one core.
 template <class Q, int R, int T>
-void quantized_tile(const uint8_t* const* rows, const Activations& a, const int32_t* tokens, int first, float* out,
-                    ptrdiff_t ld) {
+void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, const Activations& a,
+                    const int32_t* tokens, int first, float* out, ptrdiff_t ld) {
+    constexpr int kRun = F32::kLanes;
     const int n_blocks = a.n_blocks();
     const int8_t* q[T];
     const float *d[T], *s[T];
@@ -97,33 +117,71 @@ void quantized_tile(const uint8_t* const* rows, const Activations& a, const int3
         d[t] = a.d + token * n_blocks;
         s[t] = a.s + token * n_blocks;
     }
-    F32 acc[R][T];
-    float offset[R][T];
+    const typename Q::Block* w[R];
+    for (int r = 0; r < R; r++) w[r] = reinterpret_cast<const typename Q::Block*>(rows[r]);
+    F32 acc[R][T], offset[R][T];
+    float tail[R][T];
     for (int r = 0; r < R; r++) {
         for (int t = 0; t < T; t++) {
-            acc[r][t] = zero();
-            offset[r][t] = 0.0f;
+            acc[r][t] = offset[r][t] = zero();
+            tail[r][t] = 0.0f;
         }
     }
-    for (int b = 0; b < n_blocks; b++) {
-        Unpacked w[R];
-        for (int r = 0; r < R; r++) {
-            const auto* block = reinterpret_cast<const typename Q::Block*>(rows[r]) + b / Q::kPerBlock;
-            w[r] = Q::unpack(*block, b % Q::kPerBlock);
-        }
-        for (int t = 0; t < T; t++) {
-            const Bytes x = load_bytes(q[t] + b * 32);
-            const F32 dx = set1(d[t][b]);
+    const auto product = [&](const Bytes& bytes, int t, int b) {
+        const Bytes x = load_bytes(q[t] + b * 32);
+        return Q::kSigned ? dot_ss(bytes, x) : dot_us(bytes, x);
+    };
+    int b = 0;
+    if constexpr (Q::kPerBlock == 1) {
+        for (; b + kRun <= n_blocks; b += kRun) {
+            float scale[R][T][kRun];
             for (int r = 0; r < R; r++) {
-                const F32 dots = Q::kSigned ? dot_ss(w[r].bytes, x) : dot_us(w[r].bytes, x);
-                acc[r][t] = fma(dots, mul(w[r].d, dx), acc[r][t]);
-                if (Q::kMin) offset[r][t] += w[r].m * s[t][b];
+                F32 dw, mw;
+                Q::scales(w[r] + b, dw, mw);
+                if (next != nullptr) {
+                    constexpr int kBytes = kRun * sizeof(typename Q::Block);
+                    const uint8_t* at = next[r] + b * sizeof(typename Q::Block);
+                    for (int line = 0; line < kBytes; line += 64) prefetch(at + line);
+                }
+                for (int t = 0; t < T; t++) {
+                    store(scale[r][t], mul(dw, load(d[t] + b)));
+                    if (Q::kMin) offset[r][t] = fma(mw, load(s[t] + b), offset[r][t]);
+                }
+            }
+            for (int i = 0; i < kRun; i++) {
+                for (int r = 0; r < R; r++) {
+                    const Bytes bytes = Q::bytes(w[r][b + i]);
+                    for (int t = 0; t < T; t++) {
+                        acc[r][t] = fma(product(bytes, t, b + i), set1(scale[r][t][i]), acc[r][t]);
+                    }
+                }
+            }
+        }
+    }
+    for (; b < n_blocks; b++) {
+        for (int r = 0; r < R; r++) {
+            const Unpacked u = Q::unpack(w[r][b / Q::kPerBlock], b % Q::kPerBlock);
+            for (int t = 0; t < T; t++) {
+                acc[r][t] = fma(product(u.bytes, t, b), mul(u.d, set1(d[t][b])), acc[r][t]);
+                if (Q::kMin) tail[r][t] += u.m * s[t][b];
             }
         }
     }
     for (int t = 0; t < T; t++) {
-        for (int r = 0; r < R; r++) out[(first + t) * ld + r] = sum(acc[r][t]) + offset[r][t];
+        for (int r = 0; r < R; r++) out[(first + t) * ld + r] = sum(add(acc[r][t], offset[r][t])) + tail[r][t];
     }
+}
+
+template <class Q, int R>
+void quantized_rows(const uint8_t* const* rows, const uint8_t* const* next, const Activations& a,
+                    const int32_t* tokens, int n_tokens, float* out, ptrdiff_t ld) {
+    int t = 0;
+    for (; t + 4 <= n_tokens; t += 4) {
+        for (int r = 0; r < R; r++) {
+            quantized_tile<Q, 1, 4>(rows + r, t == 0 && next ? next + r : nullptr, a, tokens, t, out + r, ld);
+        }
+    }
+    for (; t < n_tokens; t++) quantized_tile<Q, R, 1>(rows, t == 0 ? next : nullptr, a, tokens, t, out, ld);
 }
 
 template <class Q>
@@ -131,53 +189,63 @@ void quantized_matmul(const uint8_t* const* rows, int n_rows, const Activations&
                       int n_tokens, float* out, ptrdiff_t ld) {
     int r = 0;
     for (; r + 2 <= n_rows; r += 2) {
-        int t = 0;
-        for (; t + 4 <= n_tokens; t += 4) quantized_tile<Q, 2, 4>(rows + r, a, tokens, t, out + r, ld);
-        for (; t < n_tokens; t++) quantized_tile<Q, 2, 1>(rows + r, a, tokens, t, out + r, ld);
+        const uint8_t* const* next = r + 4 <= n_rows ? rows + r + 2 : nullptr;
+        quantized_rows<Q, 2>(rows + r, next, a, tokens, n_tokens, out + r, ld);
     }
-    for (; r < n_rows; r++) {
-        int t = 0;
-        for (; t + 4 <= n_tokens; t += 4) quantized_tile<Q, 1, 4>(rows + r, a, tokens, t, out + r, ld);
-        for (; t < n_tokens; t++) quantized_tile<Q, 1, 1>(rows + r, a, tokens, t, out + r, ld);
-    }
+    for (; r < n_rows; r++) quantized_rows<Q, 1>(rows + r, nullptr, a, tokens, n_tokens, out + r, ld);
 }
 
-// 32 weights as four vectors of float32.
-template <class Q>
-inline void unpack_f32(const uint8_t* row, int b, F32 (&w)[4]) {
-    const auto* block = reinterpret_cast<const typename Q::Block*>(row) + b / Q::kPerBlock;
-    const Unpacked u = Q::unpack(*block, b % Q::kPerBlock);
-    int8_t bytes[32];
-    store_bytes(bytes, u.bytes);  // unsigned ones are below 64, so signed loads serve both
-    float d[8];
-    store(d, u.d);
-    const F32 low = set1(d[0]), high = set1(d[4]), m = set1(u.m);
-    for (int i = 0; i < 4; i++) w[i] = fma(load_i8(bytes + 8 * i), i < 2 ? low : high, m);
+// Four vectors of 32 weights' whole numbers.
+inline void widen_all(const Bytes& bytes, F32 (&w)[4]) {
+    w[0] = widen<0>(bytes);
+    w[1] = widen<1>(bytes);
+    w[2] = widen<2>(bytes);
+    w[3] = widen<3>(bytes);
+}
+
+// Scales of the first and the last 16 weights.
+inline void split_scales(const F32& d, F32& low, F32& high) {
+    float lanes[F32::kLanes];
+    store(lanes, d);
+    low = set1(lanes[0]);
+    high = set1(lanes[4]);
 }
 
 template <class Q>
 void quantized_axpy(const uint8_t* const* rows, const float* scales, int n_rows, int first, float* y, int n) {
     for (int b = 0; b < n / 32; b++) {
         F32 acc[4];
+        float offset = 0.0f;
         for (int i = 0; i < 4; i++) acc[i] = load(y + b * 32 + i * 8);
         for (int r = 0; r < n_rows; r++) {
-            F32 w[4];
-            unpack_f32<Q>(rows[r], first / 32 + b, w);
-            const F32 scale = set1(scales[r]);
-            for (int i = 0; i < 4; i++) acc[i] = fma(w[i], scale, acc[i]);
+            const int at = first / 32 + b;
+            const auto* block = reinterpret_cast<const typename Q::Block*>(rows[r]) + at / Q::kPerBlock;
+            const Unpacked u = Q::unpack(*block, at % Q::kPerBlock);
+            const F32 d = mul(u.d, set1(scales[r]));
+            if (Q::kMin) offset += u.m * scales[r];
+            F32 low = d, high = d, w[4];
+            if (Q::kPerBlock > 1) split_scales(d, low, high);
+            widen_all(u.bytes, w);
+            for (int i = 0; i < 4; i++) acc[i] = fma(w[i], i < 2 ? low : high, acc[i]);
         }
-        for (int i = 0; i < 4; i++) store(y + b * 32 + i * 8, acc[i]);
+        for (int i = 0; i < 4; i++) store(y + b * 32 + i * 8, Q::kMin ? add(acc[i], set1(offset)) : acc[i]);
     }
 }
 
 template <class Q>
 void quantized_dequantize(const uint8_t* row, int first, float* y, int n) {
     for (int b = 0; b < n / 32; b++) {
-        F32 w[4];
-        unpack_f32<Q>(row, first / 32 + b, w);
-        for (int i = 0; i < 4; i++) store(y + b * 32 + i * 8, w[i]);
+        const int at = first / 32 + b;
+        const auto* block = reinterpret_cast<const typename Q::Block*>(row) + at / Q::kPerBlock;
+        const Unpacked u = Q::unpack(*block, at % Q::kPerBlock);
+        F32 low, high, w[4];
+        split_scales(u.d, low, high);
+        widen_all(u.bytes, w);
+        for (int i = 0; i < 4; i++) store(y + b * 32 + i * 8, fma(w[i], i < 2 ? low : high, set1(u.m)));
     }
 }
+
+#include "kernels_packed.h"
 
 // ---- float weights against float32 activations ----
 
@@ -458,13 +526,21 @@ void sparse_rank_update(const float* h, ptrdiff_t ld_h, int n_tokens, const floa
 
 template <class Q>
 constexpr TypeKernels quantized_kernels() {
-    return {true, 32 * Q::kPerBlock, sizeof(typename Q::Block), quantized_matmul<Q>, quantized_axpy<Q>,
-            quantized_dequantize<Q>};
+    using P = PackedFormOf<Q>;
+    return {true,
+            32 * Q::kPerBlock,
+            sizeof(typename Q::Block),
+            quantized_matmul<Q>,
+            quantized_axpy<Q>,
+            quantized_dequantize<Q>,
+            pack_rows<P>,
+            packed_matmul<P>};
 }
 
 template <class W>
 constexpr TypeKernels float_kernels() {
-    return {false, 1, sizeof(typename W::Element), float_matmul<W>, float_axpy<W>, float_dequantize<W>};
+    return {false, 1, sizeof(typename W::Element), float_matmul<W>, float_axpy<W>, float_dequantize<W>,
+            nullptr, nullptr};
 }
 
 constexpr Kernels make_kernels(const char* name) {

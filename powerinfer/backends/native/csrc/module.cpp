@@ -34,9 +34,10 @@ FloatsOut make_floats(size_t rows, size_t cols) {
 struct OwnedMatrix {
     Bytes2 data;
     std::optional<Floats1> bias;
+    Buffer<uint8_t> packed;
     Matrix matrix;
 
-    OwnedMatrix(const Runtime& runtime, int type, Bytes2 rows, int64_t n_cols, std::optional<Floats1> bias_in)
+    OwnedMatrix(Runtime& runtime, int type, Bytes2 rows, int64_t n_cols, std::optional<Floats1> bias_in, bool pack)
         : data(std::move(rows)), bias(std::move(bias_in)) {
         const bool known = type >= 0 && type < kTypeSlots && runtime.kernels.types[type].block_size > 0;
         if (!known) throw std::invalid_argument("no kernels for this tensor type");
@@ -53,6 +54,25 @@ struct OwnedMatrix {
         matrix.n_rows = static_cast<int>(data.shape(0));
         matrix.n_cols = static_cast<int>(n_cols);
         matrix.row_bytes = data.shape(1);
+        if (pack && kernels.pack != nullptr) pack_rows(runtime);
+    }
+
+    void pack_rows(Runtime& runtime) {
+        const int n_groups = matrix.n_rows / kPackedRows;
+        uint8_t* to = packed.reserve(static_cast<size_t>(n_groups) * kPackedRows * matrix.row_bytes);
+        nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        runtime.run(n_groups, [&](Region& region) {
+            region.for_each(n_groups, 16, [&](int64_t begin, int64_t end) {
+                for (int64_t g = begin; g < end; g++) {
+                    const uint8_t* group[kPackedRows];
+                    for (int r = 0; r < kPackedRows; r++) group[r] = matrix.row(g * kPackedRows + r);
+                    matrix.kernels->pack(group, matrix.n_cols, to + g * kPackedRows * matrix.row_bytes);
+                }
+            });
+        });
+        matrix.packed = to;
+        matrix.n_packed = n_groups * kPackedRows;
     }
 };
 
@@ -177,8 +197,9 @@ NB_MODULE(_kernels, m) {
         }, "type"_a, "Whether there are kernels for the GGML type of this number.");
 
     nb::class_<OwnedMatrix>(m, "Matrix", "Rows of a quantized weight: uint8 (n_rows, row_bytes), kept, not copied.")
-        .def(nb::init<const Runtime&, int, Bytes2, int64_t, std::optional<Floats1>>(), "runtime"_a, "type"_a, "data"_a,
-             "n_cols"_a, "bias"_a.none() = nb::none(), nb::keep_alive<1, 2>())
+        .def(nb::init<Runtime&, int, Bytes2, int64_t, std::optional<Floats1>, bool>(), "runtime"_a, "type"_a, "data"_a,
+             "n_cols"_a, "bias"_a.none() = nb::none(), "pack"_a = false, nb::keep_alive<1, 2>(),
+             "pack: also make a copy with rows interleaved, for a matrix that is always used whole.")
         .def("dequantize", &dequantize, "float32 (n_rows, n_cols).");
 
     nb::class_<OwnedNorm>(m, "Norm", "RMSNorm, or LayerNorm if `layer`.")

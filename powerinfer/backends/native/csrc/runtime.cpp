@@ -2,22 +2,32 @@
 
 namespace powerinfer {
 
+void Matrix::multiply(int first, int n, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) const {
+    int r = 0;
+    for (; r + kPackedRows <= n && first + r < n_packed; r += kPackedRows) {
+        kernels->packed_matmul(packed + (first + r) * row_bytes, a, n_tokens, out + r, ld);
+    }
+    constexpr int kRows = 16;
+    const uint8_t* rows[kRows];
+    for (; r < n; r += kRows) {
+        const int count = n - r < kRows ? n - r : kRows;
+        for (int i = 0; i < count; i++) rows[i] = row(first + r + i);
+        kernels->matmul(rows, count, a, nullptr, n_tokens, out + r, ld);
+    }
+    if (bias == nullptr) return;
+    for (int t = 0; t < n_tokens; t++) {
+        for (int i = 0; i < n; i++) out[t * ld + i] += bias[first + i];
+    }
+}
+
 void Runtime::matmul(Region& region, const Matrix& w, const Activations& a, int n_tokens, float* out, ptrdiff_t ld,
                      bool add, float* tile) const {
     region.for_each(w.n_rows, kRowGrain, [&](int64_t begin, int64_t end) {
-        const int n = static_cast<int>(end - begin);
-        const uint8_t* rows[kRowGrain];
-        for (int r = 0; r < n; r++) rows[r] = w.row(begin + r);
-        float* to = add ? tile : out + begin;
-        const ptrdiff_t ld_to = add ? n : ld;
-        w.kernels->matmul(rows, n, a, nullptr, n_tokens, to, ld_to);
-        if (!add && w.bias == nullptr) return;
+        const int first = static_cast<int>(begin), n = static_cast<int>(end - begin);
+        if (!add) return w.multiply(first, n, a, n_tokens, out + first, ld);
+        w.multiply(first, n, a, n_tokens, tile, n);
         for (int t = 0; t < n_tokens; t++) {
-            for (int r = 0; r < n; r++) {
-                const float y = to[t * ld_to + r] + (w.bias ? w.bias[begin + r] : 0.0f);
-                float& at = out[t * ld + begin + r];
-                at = add ? at + y : y;
-            }
+            for (int r = 0; r < n; r++) out[t * ld + first + r] += tile[t * n + r];
         }
     });
 }

@@ -43,9 +43,12 @@ class Buffer {
     size_t capacity_ = 0;
 };
 
-// Rows of a weight as they lie in a file. Does not own them.
+// Rows of a weight as they lie in a file; of the first `n_packed` there may be a packed form to use instead. Does not
+// own them.
 struct Matrix {
     const uint8_t* data = nullptr;
+    const uint8_t* packed = nullptr;
+    int n_packed = 0;  // a multiple of kPackedRows
     const float* bias = nullptr;  // n_rows, or null
     const TypeKernels* kernels = nullptr;
     int n_rows = 0, n_cols = 0;
@@ -54,6 +57,9 @@ struct Matrix {
     explicit operator bool() const { return data != nullptr; }
     const uint8_t* row(int64_t i) const { return data + i * row_bytes; }
     bool takes_int8() const { return kernels != nullptr && kernels->takes_int8; }
+
+    // out[t * ld + r] = row first + r . token t + bias[first + r], r < n. `first` is a multiple of kPackedRows.
+    void multiply(int first, int n, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) const;
 };
 
 // Activations of a batch, as float32 and (where some matrix wants them) rounded to int8.
@@ -113,7 +119,7 @@ class Runtime {
     void matmul(Region& region, const Matrix& w, const Activations& a, int n_tokens, float* out, ptrdiff_t ld,
                 bool add = false, float* tile = nullptr) const;
 
-    static constexpr int kRowGrain = 16;
+    static constexpr int kRowGrain = 16;  // a multiple of kPackedRows
 
     const Kernels& kernels;
     const int n_threads, n_threads_batch;

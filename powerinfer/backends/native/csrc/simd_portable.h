@@ -53,6 +53,15 @@ inline F32 set1(float x) { return map([=](int) { return x; }); }
 inline F32 halves(float low, float high) { return map([=](int i) { return i < 4 ? low : high; }); }
 inline F32 load(const float* p) { return map([=](int i) { return p[i]; }); }
 inline F32 load_f16(const uint16_t* p) { return map([=](int i) { return f16_to_f32(p[i]); }); }
+// Eight numbers that lie `Stride` bytes apart.
+template <int Stride>
+inline F32 load_f16_strided(const void* p) {
+    return map([=](int i) {
+        uint16_t h;
+        std::memcpy(&h, static_cast<const char*>(p) + i * Stride, 2);
+        return f16_to_f32(h);
+    });
+}
 inline F32 load_bf16(const uint16_t* p) {
     return map([=](int i) {
         const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
@@ -159,6 +168,54 @@ inline F32 dot_bytes(const Bytes& a, const Bytes& b) {
 }
 inline F32 dot_us(const Bytes& a, const Bytes& b) { return dot_bytes<uint8_t>(a, b); }  // a unsigned (at most 127), b signed
 inline F32 dot_ss(const Bytes& a, const Bytes& b) { return dot_bytes<int8_t>(a, b); }   // both signed
+
+// The 8 bytes 8 i .. 8 i + 7, signed.
+template <int I>
+inline F32 widen(const Bytes& a) {
+    return map([&](int j) { return static_cast<float>(static_cast<int8_t>(a.v[8 * I + j])); });
+}
+
+// Eight whole numbers.
+struct I32 {
+    int32_t v[8];
+};
+
+inline I32 zero_i32() { return {}; }
+inline I32 load_i8_as_i32(const int8_t* p) {
+    I32 y;
+    for (int i = 0; i < 8; i++) y.v[i] = p[i];
+    return y;
+}
+inline I32 mul_add(const I32& a, const I32& b, I32 c) {
+    for (int i = 0; i < 8; i++) c.v[i] += a.v[i] * b.v[i];
+    return c;
+}
+inline I32 add(const I32& a, I32 b) {
+    for (int i = 0; i < 8; i++) b.v[i] += a.v[i];
+    return b;
+}
+inline F32 to_f32(const I32& a) { return map([&](int i) { return static_cast<float>(a.v[i]); }); }
+
+// The same four bytes in each of eight lanes.
+inline Bytes broadcast4(const int8_t* p) {
+    Bytes y;
+    for (int i = 0; i < 32; i++) y.v[i] = static_cast<uint8_t>(p[i & 3]);
+    return y;
+}
+
+// Sums of products of bytes, a lane the products of four; see simd_x86.h for what a sum can hold.
+using DotSum = I32;
+inline DotSum dot_begin() { return {}; }
+template <class A>
+inline DotSum dot_more(DotSum sum, const Bytes& a, const Bytes& b) {
+    for (int j = 0; j < 32; j++) {
+        sum.v[j / 4] += static_cast<int>(static_cast<A>(a.v[j])) * static_cast<int>(static_cast<int8_t>(b.v[j]));
+    }
+    return sum;
+}
+inline DotSum dot_more_us(const DotSum& sum, const Bytes& a, const Bytes& b) { return dot_more<uint8_t>(sum, a, b); }
+inline DotSum dot_more_ss(const DotSum& sum, const Bytes& a, const Bytes& b) { return dot_more<int8_t>(sum, a, b); }
+inline I32 dot_end(const DotSum& sum) { return sum; }
 
 // Rounds 32 floats times `scale` to int8 and returns their sum.
 inline int quantize_32(const float* x, float scale, int8_t* q) {

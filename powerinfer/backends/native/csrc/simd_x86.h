@@ -24,6 +24,16 @@ inline F32 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline F32 load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+// Eight numbers that lie `Stride` bytes apart.
+template <int Stride>
+inline F32 load_f16_strided(const void* p) {
+    const auto at = [p](int i) {
+        short h;
+        std::memcpy(&h, static_cast<const char*>(p) + i * Stride, 2);
+        return h;
+    };
+    return {_mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)))};
+}
 inline F32 load_bf16(const uint16_t* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
@@ -107,6 +117,58 @@ inline F32 dot_us(Bytes a, Bytes b) {
 }
 // Both signed: |a| times b with a's sign. b is at least -127.
 inline F32 dot_ss(Bytes a, Bytes b) { return dot_us({_mm256_sign_epi8(a.v, a.v)}, {_mm256_sign_epi8(b.v, a.v)}); }
+
+// The 8 bytes 8 I .. 8 I + 7, signed.
+template <int I>
+inline F32 widen(Bytes a) {
+    const __m128i half = I < 2 ? _mm256_castsi256_si128(a.v) : _mm256_extracti128_si256(a.v, 1);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(I % 2 ? _mm_srli_si128(half, 8) : half))};
+}
+
+// Eight whole numbers.
+struct I32 {
+    __m256i v;
+};
+
+inline I32 zero_i32() { return {_mm256_setzero_si256()}; }
+inline I32 load_i8_as_i32(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+inline I32 mul_add(I32 a, I32 b, I32 c) { return {_mm256_add_epi32(_mm256_mullo_epi32(a.v, b.v), c.v)}; }
+inline I32 add(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline F32 to_f32(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+
+// The same four bytes in each of eight lanes.
+inline Bytes broadcast4(const int8_t* p) {
+    int four;
+    std::memcpy(&four, p, 4);
+    return {_mm256_set1_epi32(four)};
+}
+
+// Sums of products of bytes, a lane the products of four. Without VNNI the running sum is of pairs, in 16 bits: with
+// |b| <= 127 it holds 8 steps of |a| <= 15, 4 of |a| <= 32, 1 of |a| <= 128 before `dot_end`.
+struct DotSum {
+    __m256i v;
+};
+
+inline DotSum dot_begin() { return {_mm256_setzero_si256()}; }
+inline DotSum dot_more_us(DotSum sum, Bytes a, Bytes b) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return {_mm256_dpbusd_epi32(sum.v, a.v, b.v)};
+#else
+    return {_mm256_add_epi16(sum.v, _mm256_maddubs_epi16(a.v, b.v))};
+#endif
+}
+inline DotSum dot_more_ss(DotSum sum, Bytes a, Bytes b) {
+    return dot_more_us(sum, {_mm256_sign_epi8(a.v, a.v)}, {_mm256_sign_epi8(b.v, a.v)});
+}
+inline I32 dot_end(DotSum sum) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return {sum.v};
+#else
+    return {_mm256_madd_epi16(sum.v, _mm256_set1_epi16(1))};
+#endif
+}
 
 // Rounds 32 floats times `scale` to int8 and returns their sum.
 inline int quantize_32(const float* x, float scale, int8_t* q) {
