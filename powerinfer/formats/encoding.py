@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.errors import UsageError
 from powerinfer.formats.string_array import StringArray
@@ -118,22 +119,34 @@ def _encode_array(values: Any, element: ValueType | None, depth: int) -> bytes:
 
 
 def _encode_numbers(values: Any, element: ValueType) -> bytes:
-    array = np.asarray(values)
+    array = values if isinstance(values, np.ndarray) else _array_of(values, element)
     if array.ndim != 1:
         raise TypeError("expected an array of one dimension")
     if len(array) == 0:
         return b""
-    allowed = {ValueType.BOOL: "b"}.get(element, "iuf" if element in _FLOATS else "iu")
+    allowed = "b" if element is ValueType.BOOL else "iuf" if element in _FLOATS else "iu"
     if array.dtype.kind not in allowed:
         raise TypeError(f"expected elements of type {element.label}")
-    if element in _FLOATS:
-        with np.errstate(over="ignore"):
-            stored = array.astype(DTYPES[element])
-        if np.isinf(stored).sum() != np.isinf(array).sum():
-            raise OverflowError(f"an element is too large for {element.label}")
-        return stored.tobytes()
-    if element is not ValueType.BOOL:
-        smallest, largest = INTEGER_LIMITS[element]
-        if int(array.min()) < smallest or int(array.max()) > largest:
-            raise OverflowError(f"an element is out of the range of {element.label}")
-    return array.astype(DTYPES[element]).tobytes()
+    if element in INTEGER_LIMITS:
+        _check_range(int(array.min()), int(array.max()), element)
+    with np.errstate(over="ignore"):
+        stored = array.astype(DTYPES[element])
+    if element in _FLOATS and np.isinf(stored).sum() != np.isinf(array).sum():
+        raise OverflowError(f"an element is too large for {element.label}")
+    return stored.tobytes()
+
+
+def _array_of(values: Sequence[Any], element: ValueType) -> npt.NDArray[Any]:
+    """A list as an array. Left to itself numpy would make floats of integers that no one integer type holds."""
+    if element not in INTEGER_LIMITS or not all(isinstance(value, int) for value in values) or len(values) == 0:
+        return np.asarray(values)
+    if any(isinstance(value, bool) for value in values):
+        raise TypeError(f"expected elements of type {element.label}")
+    _check_range(min(values), max(values), element)
+    return np.array(values, DTYPES[element])
+
+
+def _check_range(low: int, high: int, element: ValueType) -> None:
+    smallest, largest = INTEGER_LIMITS[element]
+    if low < smallest or high > largest:
+        raise OverflowError(f"an element is out of the range of {element.label}")
