@@ -127,9 +127,9 @@ void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
 
     const int n_tokens = x.n_tokens;
     Scratch& scratch = runtime_.scratch;
-    const bool int8_in = q_.takes_int8() || k_.takes_int8() || v_.takes_int8();
-    scratch.normed.reserve(n_tokens, x.n_embd, int8_in);
-    scratch.wide.reserve(n_tokens, q_.n_rows, output_.takes_int8());
+    const bool rounded = q_.takes_rounded() || k_.takes_rounded() || v_.takes_rounded();
+    scratch.normed.reserve(n_tokens, x.n_embd, rounded);
+    scratch.wide.reserve(n_tokens, q_.n_rows, output_.takes_rounded());
     const int n_qkv = q_.n_rows + k_.n_rows + v_.n_rows;
 
     // Few items leave threads idle on a long context: cut it.

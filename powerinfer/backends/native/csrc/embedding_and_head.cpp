@@ -19,7 +19,7 @@ void head(Runtime& runtime, const Norm& norm, const Matrix& output, const Hidden
         if (outputs[i] < 0 || outputs[i] >= x.n_tokens) throw std::out_of_range("head: no such row in the batch");
     }
     ActivationBuffer& normed = runtime.scratch.normed;
-    normed.reserve(n_outputs, x.n_embd, output.takes_int8());
+    normed.reserve(n_outputs, x.n_embd, output.takes_rounded());
     runtime.run(n_outputs, [&](Region& region) {
         region.for_each(n_outputs, 1, [&](int64_t i, int64_t) {
             norm.apply(runtime.kernels, x.row(outputs[i]), x.n_embd, normed.row(i));

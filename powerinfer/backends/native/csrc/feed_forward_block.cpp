@@ -74,8 +74,8 @@ void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
     const int n_tokens = x.n_tokens;
     constexpr int grain = Runtime::kRowGrain;
     Scratch& scratch = runtime_.scratch;
-    scratch.normed.reserve(n_tokens, x.n_embd, up_.takes_int8() || gate_.takes_int8());
-    scratch.wide.reserve(n_tokens, n_ff_, down_.takes_int8());
+    scratch.normed.reserve(n_tokens, x.n_embd, up_.takes_rounded() || gate_.takes_rounded());
+    scratch.wide.reserve(n_tokens, n_ff_, down_.takes_rounded());
     const size_t tile = static_cast<size_t>(n_tokens) * grain;
     scratch.tiles.reserve(2 * tile * runtime_.max_threads());
 
@@ -243,10 +243,10 @@ void FeedForwardBlock::add_down_of_batch(const Step& step, int first, int n, flo
 void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
     const int n_tokens = x.n_tokens, n_embd = x.n_embd;
     Scratch& scratch = runtime_.scratch;
-    scratch.normed.reserve(n_tokens, n_embd, up_.takes_int8() || gate_.takes_int8());
+    scratch.normed.reserve(n_tokens, n_embd, up_.takes_rounded() || gate_.takes_rounded());
     if (fc1_) {
-        scratch.predictor_in.reserve(n_tokens, n_embd, fc1_.takes_int8());
-        scratch.predictor_mid.reserve(n_tokens, fc1_.n_rows, fc2_.takes_int8());
+        scratch.predictor_in.reserve(n_tokens, n_embd, fc1_.takes_rounded());
+        scratch.predictor_mid.reserve(n_tokens, fc1_.n_rows, fc2_.takes_rounded());
     }
     Step step{x, residual, n_tokens, nullptr};
     if (n_tokens > 1) {

@@ -9,22 +9,27 @@
 
 namespace powerinfer::SIMD_NAMESPACE {
 
-// ---- quantized weights: 32 bytes at a time against 32 int8 activations ----
+// ---- quantized weights in rows as they lie in a file, 32 at a time ----
 
-// 32 weights: value = d * byte + m. Of a type, kMin: whether m is not always zero; kSigned: whether bytes are signed;
-// `scales`: d and m of eight blocks.
-struct Unpacked {
-    Bytes bytes;
-    F32 d;
-    float m;
+// Words of 32 weights in order: value = d * word + m. Of a type, kMin: whether m is not always zero; `scales`: d and m of
+// eight blocks.
+struct Halves {
+    Words low, high;
 };
+
+inline Halves unpack_nibbles(const uint8_t* qs) {
+    const Words both = widen_u8(qs);
+    return {bit_and(both, 15), shift_right(both, 4)};
+}
 
 struct Q4_0 {
     using Block = BlockQ4_0;
-    static constexpr int kPerBlock = 1;  // groups of 32 in a block
-    static constexpr bool kMin = true, kSigned = false;
-    static Bytes bytes(const Block& b) { return load_nibbles(b.qs); }
-    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), -8.0f * f16_to_f32(b.d)}; }
+    static constexpr bool kMin = true;
+    static Halves unpack(const Block& b) {
+        return unpack_nibbles(b.qs);
+    }
+    static float d(const Block& b) { return f16_to_f32(b.d); }
+    static float m(const Block& b) { return -8.0f * f16_to_f32(b.d); }
     static void scales(const Block* first, F32& d, F32& m) {
         d = load_f16_strided<sizeof(Block)>(&first->d);
         m = mul(d, set1(-8.0f));
@@ -33,10 +38,12 @@ struct Q4_0 {
 
 struct Q4_1 {
     using Block = BlockQ4_1;
-    static constexpr int kPerBlock = 1;
-    static constexpr bool kMin = true, kSigned = false;
-    static Bytes bytes(const Block& b) { return load_nibbles(b.qs); }
-    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), f16_to_f32(b.m)}; }
+    static constexpr bool kMin = true;
+    static Halves unpack(const Block& b) {
+        return unpack_nibbles(b.qs);
+    }
+    static float d(const Block& b) { return f16_to_f32(b.d); }
+    static float m(const Block& b) { return f16_to_f32(b.m); }
     static void scales(const Block* first, F32& d, F32& m) {
         d = load_f16_strided<sizeof(Block)>(&first->d);
         m = load_f16_strided<sizeof(Block)>(&first->m);
@@ -45,10 +52,15 @@ struct Q4_1 {
 
 struct Q5_0 {
     using Block = BlockQ5_0;
-    static constexpr int kPerBlock = 1;
-    static constexpr bool kMin = true, kSigned = false;
-    static Bytes bytes(const Block& b) { return add_fifth_bits(load_nibbles(b.qs), b.qh); }
-    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), -16.0f * f16_to_f32(b.d)}; }
+    static constexpr bool kMin = true;
+    static Halves unpack(const Block& b) {
+        Halves y = unpack_nibbles(b.qs);
+        uint16_t bits[2];
+        std::memcpy(bits, b.qh, 4);
+        return {add_fifth_bits(y.low, bits[0]), add_fifth_bits(y.high, bits[1])};
+    }
+    static float d(const Block& b) { return f16_to_f32(b.d); }
+    static float m(const Block& b) { return -16.0f * f16_to_f32(b.d); }
     static void scales(const Block* first, F32& d, F32& m) {
         d = load_f16_strided<sizeof(Block)>(&first->d);
         m = mul(d, set1(-16.0f));
@@ -57,10 +69,15 @@ struct Q5_0 {
 
 struct Q5_1 {
     using Block = BlockQ5_1;
-    static constexpr int kPerBlock = 1;
-    static constexpr bool kMin = true, kSigned = false;
-    static Bytes bytes(const Block& b) { return add_fifth_bits(load_nibbles(b.qs), b.qh); }
-    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), f16_to_f32(b.m)}; }
+    static constexpr bool kMin = true;
+    static Halves unpack(const Block& b) {
+        Halves y = unpack_nibbles(b.qs);
+        uint16_t bits[2];
+        std::memcpy(bits, b.qh, 4);
+        return {add_fifth_bits(y.low, bits[0]), add_fifth_bits(y.high, bits[1])};
+    }
+    static float d(const Block& b) { return f16_to_f32(b.d); }
+    static float m(const Block& b) { return f16_to_f32(b.m); }
     static void scales(const Block* first, F32& d, F32& m) {
         d = load_f16_strided<sizeof(Block)>(&first->d);
         m = load_f16_strided<sizeof(Block)>(&first->m);
@@ -69,37 +86,26 @@ struct Q5_1 {
 
 struct Q8_0 {
     using Block = BlockQ8_0;
-    static constexpr int kPerBlock = 1;
-    static constexpr bool kMin = false, kSigned = true;
-    static Bytes bytes(const Block& b) { return load_bytes(b.qs); }
-    static Unpacked unpack(const Block& b, int) { return {bytes(b), set1(f16_to_f32(b.d)), 0.0f}; }
+    static constexpr bool kMin = false;
+    static Halves unpack(const Block& b) {
+        return {widen_i8(b.qs), widen_i8(b.qs + 16)};
+    }
+    static float d(const Block& b) { return f16_to_f32(b.d); }
+    static float m(const Block&) { return 0.0f; }
     static void scales(const Block* first, F32& d, F32& m) {
         d = load_f16_strided<sizeof(Block)>(&first->d);
         m = zero();
     }
 };
 
-struct Q6_K {
-    using Block = BlockQ6_K;
-    static constexpr int kPerBlock = 8;
-    static constexpr bool kMin = false, kSigned = true;
-    static Unpacked unpack(const Block& b, int group) {
-        const int half = group >> 2, quarter = group & 3;
-        const Bytes low = load_bytes(b.ql + half * 64 + (quarter & 1) * 32);
-        const Bytes high = load_bytes(b.qh + half * 32);
-        Bytes bits;
-        switch (quarter) {
-            case 0: bits = shift_left<4>(and_all(high, 3)); break;
-            case 1: bits = shift_left<2>(and_all(high, 12)); break;
-            case 2: bits = and_all(high, 48); break;
-            default: bits = shift_right<2>(and_all(high, 192)); break;
-        }
-        const Bytes nibbles = quarter < 2 ? and_all(low, 15) : shift_right<4>(low);
-        const float d = f16_to_f32(b.d);
-        const int8_t* scales = b.scales + half * 8 + quarter * 2;
-        return {sub_all(bit_or(nibbles, bits), 32), halves(d * scales[0], d * scales[1]), 0.0f};
-    }
-};
+// 16 weights of a Q6_K block: value = d * scales[j] * word.
+inline Words unpack_q6_k(const BlockQ6_K& b, int j) {
+    const int half = j / 8, quarter = j % 8 / 2, first = j % 2 * 16;
+    const Words low = widen_u8(b.ql + half * 64 + quarter % 2 * 32 + first);
+    const Words high = shift_right(widen_u8(b.qh + half * 32 + first), 2 * quarter);
+    const Words nibbles = quarter < 2 ? bit_and(low, 15) : shift_right(low, 4);
+    return subtract(bit_or(nibbles, shift_left(bit_and(high, 3), 4)), 32);
+}
 
 // A tile of R rows and T tokens: weights are unpacked once for all T. Scales are made ready for eight blocks at a time.
 // `next`: R rows that come after these, or null. Rows can lie anywhere, where the processor cannot guess them: asking for
@@ -109,7 +115,7 @@ void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, cons
                     const int32_t* tokens, int first, float* out, ptrdiff_t ld) {
     constexpr int kRun = F32::kLanes;
     const int n_blocks = a.n_blocks();
-    const int8_t* q[T];
+    const int16_t* q[T];
     const float *d[T], *s[T];
     for (int t = 0; t < T; t++) {
         const ptrdiff_t token = tokens ? tokens[first + t] : first + t;
@@ -127,43 +133,41 @@ void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, cons
             tail[r][t] = 0.0f;
         }
     }
-    const auto product = [&](const Bytes& bytes, int t, int b) {
-        const Bytes x = load_bytes(q[t] + b * 32);
-        return Q::kSigned ? dot_ss(bytes, x) : dot_us(bytes, x);
+    const auto product = [&](const Halves& w, int t, int b) {
+        const int16_t* x = q[t] + b * 32;
+        return to_f32(dot(w.low, load_words(x), dot(w.high, load_words(x + 16), zero_i32())));
     };
     int b = 0;
-    if constexpr (Q::kPerBlock == 1) {
-        for (; b + kRun <= n_blocks; b += kRun) {
-            float scale[R][T][kRun];
-            for (int r = 0; r < R; r++) {
-                F32 dw, mw;
-                Q::scales(w[r] + b, dw, mw);
-                if (next != nullptr) {
-                    constexpr int kBytes = kRun * sizeof(typename Q::Block);
-                    const uint8_t* at = next[r] + b * sizeof(typename Q::Block);
-                    for (int line = 0; line < kBytes; line += 64) prefetch(at + line);
-                }
-                for (int t = 0; t < T; t++) {
-                    store(scale[r][t], mul(dw, load(d[t] + b)));
-                    if (Q::kMin) offset[r][t] = fma(mw, load(s[t] + b), offset[r][t]);
-                }
+    for (; b + kRun <= n_blocks; b += kRun) {
+        float scale[R][T][kRun];
+        for (int r = 0; r < R; r++) {
+            F32 dw, mw;
+            Q::scales(w[r] + b, dw, mw);
+            if (next != nullptr) {
+                constexpr int kBytes = kRun * sizeof(typename Q::Block);
+                const uint8_t* at = next[r] + b * sizeof(typename Q::Block);
+                for (int line = 0; line < kBytes; line += 64) prefetch(at + line);
             }
-            for (int i = 0; i < kRun; i++) {
-                for (int r = 0; r < R; r++) {
-                    const Bytes bytes = Q::bytes(w[r][b + i]);
-                    for (int t = 0; t < T; t++) {
-                        acc[r][t] = fma(product(bytes, t, b + i), set1(scale[r][t][i]), acc[r][t]);
-                    }
+            for (int t = 0; t < T; t++) {
+                store(scale[r][t], mul(dw, load(d[t] + b)));
+                if (Q::kMin) offset[r][t] = fma(mw, load(s[t] + b), offset[r][t]);
+            }
+        }
+        for (int i = 0; i < kRun; i++) {
+            for (int r = 0; r < R; r++) {
+                const Halves words = Q::unpack(w[r][b + i]);
+                for (int t = 0; t < T; t++) {
+                    acc[r][t] = fma(product(words, t, b + i), set1(scale[r][t][i]), acc[r][t]);
                 }
             }
         }
     }
     for (; b < n_blocks; b++) {
         for (int r = 0; r < R; r++) {
-            const Unpacked u = Q::unpack(w[r][b / Q::kPerBlock], b % Q::kPerBlock);
+            const Halves words = Q::unpack(w[r][b]);
             for (int t = 0; t < T; t++) {
-                acc[r][t] = fma(product(u.bytes, t, b), mul(u.d, set1(d[t][b])), acc[r][t]);
-                if (Q::kMin) tail[r][t] += u.m * s[t][b];
+                acc[r][t] = fma(product(words, t, b), set1(Q::d(w[r][b]) * d[t][b]), acc[r][t]);
+                if (Q::kMin) tail[r][t] += Q::m(w[r][b]) * s[t][b];
             }
         }
     }
@@ -195,22 +199,6 @@ void quantized_matmul(const uint8_t* const* rows, int n_rows, const Activations&
     for (; r < n_rows; r++) quantized_rows<Q, 1>(rows + r, nullptr, a, tokens, n_tokens, out + r, ld);
 }
 
-// Four vectors of 32 weights' whole numbers.
-inline void widen_all(const Bytes& bytes, F32 (&w)[4]) {
-    w[0] = widen<0>(bytes);
-    w[1] = widen<1>(bytes);
-    w[2] = widen<2>(bytes);
-    w[3] = widen<3>(bytes);
-}
-
-// Scales of the first and the last 16 weights.
-inline void split_scales(const F32& d, F32& low, F32& high) {
-    float lanes[F32::kLanes];
-    store(lanes, d);
-    low = set1(lanes[0]);
-    high = set1(lanes[4]);
-}
-
 template <class Q>
 void quantized_axpy(const uint8_t* const* rows, const float* scales, int n_rows, int first, float* y, int n) {
     for (int b = 0; b < n / 32; b++) {
@@ -218,15 +206,14 @@ void quantized_axpy(const uint8_t* const* rows, const float* scales, int n_rows,
         float offset = 0.0f;
         for (int i = 0; i < 4; i++) acc[i] = load(y + b * 32 + i * 8);
         for (int r = 0; r < n_rows; r++) {
-            const int at = first / 32 + b;
-            const auto* block = reinterpret_cast<const typename Q::Block*>(rows[r]) + at / Q::kPerBlock;
-            const Unpacked u = Q::unpack(*block, at % Q::kPerBlock);
-            const F32 d = mul(u.d, set1(scales[r]));
-            if (Q::kMin) offset += u.m * scales[r];
-            F32 low = d, high = d, w[4];
-            if (Q::kPerBlock > 1) split_scales(d, low, high);
-            widen_all(u.bytes, w);
-            for (int i = 0; i < 4; i++) acc[i] = fma(w[i], i < 2 ? low : high, acc[i]);
+            const auto& block = reinterpret_cast<const typename Q::Block*>(rows[r])[first / 32 + b];
+            const Halves w = Q::unpack(block);
+            const F32 d = set1(Q::d(block) * scales[r]);
+            if (Q::kMin) offset += Q::m(block) * scales[r];
+            acc[0] = fma(first_half(w.low), d, acc[0]);
+            acc[1] = fma(second_half(w.low), d, acc[1]);
+            acc[2] = fma(first_half(w.high), d, acc[2]);
+            acc[3] = fma(second_half(w.high), d, acc[3]);
         }
         for (int i = 0; i < 4; i++) store(y + b * 32 + i * 8, Q::kMin ? add(acc[i], set1(offset)) : acc[i]);
     }
@@ -235,14 +222,67 @@ void quantized_axpy(const uint8_t* const* rows, const float* scales, int n_rows,
 template <class Q>
 void quantized_dequantize(const uint8_t* row, int first, float* y, int n) {
     for (int b = 0; b < n / 32; b++) {
-        const int at = first / 32 + b;
-        const auto* block = reinterpret_cast<const typename Q::Block*>(row) + at / Q::kPerBlock;
-        const Unpacked u = Q::unpack(*block, at % Q::kPerBlock);
-        F32 low, high, w[4];
-        split_scales(u.d, low, high);
-        widen_all(u.bytes, w);
-        for (int i = 0; i < 4; i++) store(y + b * 32 + i * 8, fma(w[i], i < 2 ? low : high, set1(u.m)));
+        const auto& block = reinterpret_cast<const typename Q::Block*>(row)[first / 32 + b];
+        const Halves w = Q::unpack(block);
+        const F32 d = set1(Q::d(block)), m = set1(Q::m(block));
+        store(y + b * 32, fma(first_half(w.low), d, m));
+        store(y + b * 32 + 8, fma(second_half(w.low), d, m));
+        store(y + b * 32 + 16, fma(first_half(w.high), d, m));
+        store(y + b * 32 + 24, fma(second_half(w.high), d, m));
     }
+}
+
+template <int T>
+void q6_k_tile(const uint8_t* row, const Activations& a, const int32_t* tokens, int first, float* out, ptrdiff_t ld) {
+    const int n_blocks = a.n_blocks();
+    const auto* blocks = reinterpret_cast<const BlockQ6_K*>(row);
+    ptrdiff_t token[T];
+    F32 acc[T];
+    for (int t = 0; t < T; t++) {
+        token[t] = tokens ? tokens[first + t] : first + t;
+        acc[t] = zero();
+    }
+    for (int j = 0; j < 2 * n_blocks; j++) {
+        const BlockQ6_K& block = blocks[j / 16];
+        const Words w = unpack_q6_k(block, j % 16);
+        const float d = f16_to_f32(block.d) * block.scales[j % 16];
+        for (int t = 0; t < T; t++) {
+            const I32 products = dot(w, load_words(a.q + token[t] * a.n_cols + j * 16), zero_i32());
+            acc[t] = fma(to_f32(products), set1(d * a.d[token[t] * n_blocks + j / 2]), acc[t]);
+        }
+    }
+    for (int t = 0; t < T; t++) out[(first + t) * ld] = sum(acc[t]);
+}
+
+void q6_k_matmul(const uint8_t* const* rows, int n_rows, const Activations& a, const int32_t* tokens, int n_tokens,
+                 float* out, ptrdiff_t ld) {
+    for (int r = 0; r < n_rows; r++) {
+        int t = 0;
+        for (; t + 4 <= n_tokens; t += 4) q6_k_tile<4>(rows[r], a, tokens, t, out + r, ld);
+        for (; t < n_tokens; t++) q6_k_tile<1>(rows[r], a, tokens, t, out + r, ld);
+    }
+}
+
+void q6_k_axpy(const uint8_t* const* rows, const float* scales, int n_rows, int first, float* y, int n) {
+    for (int j = 0; j < n / 16; j++, y += 16) {
+        F32 low = load(y), high = load(y + 8);
+        for (int r = 0; r < n_rows; r++) {
+            const int at = first / 16 + j;
+            const BlockQ6_K& block = reinterpret_cast<const BlockQ6_K*>(rows[r])[at / 16];
+            const Words w = unpack_q6_k(block, at % 16);
+            const F32 d = set1(f16_to_f32(block.d) * block.scales[at % 16] * scales[r]);
+            low = fma(first_half(w), d, low);
+            high = fma(second_half(w), d, high);
+        }
+        store(y, low);
+        store(y + 8, high);
+    }
+}
+
+void q6_k_dequantize(const uint8_t* row, int first, float* y, int n) {
+    const float one = 1.0f;
+    std::memset(y, 0, sizeof(float) * n);
+    q6_k_axpy(&row, &one, 1, first, y, n);
 }
 
 #include "kernels_packed.h"
@@ -342,10 +382,10 @@ void float_dequantize(const uint8_t* row, int first, float* y, int n) {
 
 // ---- activations, norms, attention ----
 
-void quantize(const float* x, int n, int8_t* q, float* d, float* s) {
+void round(const float* x, int n, int16_t* q, float* d, float* s) {
     for (int b = 0; b < n / 32; b++, x += 32, q += 32) {
         F32 top = max(max(abs(load(x)), abs(load(x + 8))), max(abs(load(x + 16)), abs(load(x + 24))));
-        const float scale = largest(top) / 127.0f;
+        const float scale = largest(top) / kActivationMax;
         const int total = quantize_32(x, scale > 0.0f ? 1.0f / scale : 0.0f, q);
         d[b] = scale;
         s[b] = scale * static_cast<float>(total);
@@ -526,15 +566,26 @@ void sparse_rank_update(const float* h, ptrdiff_t ld_h, int n_tokens, const floa
 
 template <class Q>
 constexpr TypeKernels quantized_kernels() {
-    using P = PackedFormOf<Q>;
+    using P = typename PackedForm<Q>::Type;
     return {true,
-            32 * Q::kPerBlock,
+            32,
             sizeof(typename Q::Block),
             quantized_matmul<Q>,
             quantized_axpy<Q>,
             quantized_dequantize<Q>,
             pack_rows<P>,
             packed_matmul<P>};
+}
+
+constexpr TypeKernels q6_k_kernels() {
+    return {true,
+            256,
+            sizeof(BlockQ6_K),
+            q6_k_matmul,
+            q6_k_axpy,
+            q6_k_dequantize,
+            pack_rows<PackedQ6_K>,
+            packed_matmul_q6_k};
 }
 
 template <class W>
@@ -555,8 +606,8 @@ constexpr Kernels make_kernels(const char* name) {
     set(Type::Q5_0, quantized_kernels<Q5_0>());
     set(Type::Q5_1, quantized_kernels<Q5_1>());
     set(Type::Q8_0, quantized_kernels<Q8_0>());
-    set(Type::Q6_K, quantized_kernels<Q6_K>());
-    k.quantize = quantize;
+    set(Type::Q6_K, q6_k_kernels());
+    k.round = round;
     k.rms_norm = rms_norm;
     k.layer_norm = layer_norm;
     k.attention = attention;

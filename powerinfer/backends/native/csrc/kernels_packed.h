@@ -1,63 +1,69 @@
 // Part of kernels_body.h: matrices that are always used whole, with groups of 8 rows interleaved.
 //
-// A chunk is 32 bytes: four columns of each of the 8 rows, row r in bytes 4 r .. 4 r + 3. Activations of the four columns
-// are broadcast to all lanes, so that lane r collects row r: no horizontal sums, and the scales of 8 rows are one vector.
+// A vector holds a pair of columns of each of the 8 rows: words 2 r and 2 r + 1 are row r's columns 2 p and 2 p + 1.
+// The activations of the two columns are broadcast, so lane r of a sum collects row r: no horizontal sums, and the scales
+// of 8 rows are one vector.
 
-// Chunk c of 32 columns holds columns 4 c .. 4 c + 3. As with GGML's own blocks, the nibbles of one stored chunk c < 4
-// are columns 4 c .. (low) and 16 + 4 c .. (high).
-constexpr int kChunks = 8;
+constexpr int kPairs = 16;  // of 32 columns
 
-struct PackedUnpacked {
-    Bytes chunks[kChunks];
+// Nibbles of 8 columns (four pairs) of 8 rows are 32 bytes. In 16-bit lanes, lane 2 r + w holds columns 2 n + w of row r
+// in its nibbles n = 0..3, so that a shift and a mask give a pair.
+template <class Nibble>
+inline void pack_eight_columns(Nibble nibble, uint8_t* out) {
+    for (int lane = 0; lane < 16; lane++) {
+        uint16_t word = 0;
+        for (int n = 0; n < 4; n++) word |= static_cast<uint16_t>(nibble(lane / 2, 2 * n + lane % 2) << (4 * n));
+        std::memcpy(out + 2 * lane, &word, 2);
+    }
+}
+
+inline void unpack_eight_columns(const uint8_t* packed, Words* pairs) {
+    const Words all = load_words(packed);
+    pairs[0] = bit_and(all, 15);
+    pairs[1] = bit_and(shift_right(all, 4), 15);
+    pairs[2] = bit_and(shift_right(all, 8), 15);
+    pairs[3] = shift_right(all, 12);
+}
+
+template <class Row>
+inline void pack_nibbles(const Row* const (&rows)[kPackedRows], uint8_t* out) {
+    for (int c = 0; c < 4; c++) {
+        const auto nibble = [&](int r, int j) {
+            const int column = 8 * c + j;
+            return column < 16 ? rows[r]->qs[column] & 15 : rows[r]->qs[column - 16] >> 4;
+        };
+        pack_eight_columns(nibble, out + 32 * c);
+    }
+}
+
+inline void unpack_nibbles(const uint8_t* packed, Words (&pairs)[kPairs]) {
+    for (int c = 0; c < 4; c++) unpack_eight_columns(packed + 32 * c, pairs + 4 * c);
+}
+
+template <class Row>
+inline void pack_scales(const Row* const (&rows)[kPackedRows], uint16_t (&d)[8]) {
+    for (int r = 0; r < kPackedRows; r++) d[r] = rows[r]->d;
+}
+
+// 32 columns of 8 rows: value = d * word + m.
+struct PackedColumns {
+    Words pairs[kPairs];
     F32 d, m;
 };
 
-inline void pack_nibbles(const uint8_t* const (&qs)[kPackedRows], uint8_t* out) {
-    for (int c = 0; c < 4; c++) {
-        for (int r = 0; r < kPackedRows; r++) std::memcpy(out + c * 32 + r * 4, qs[r] + c * 4, 4);
-    }
-}
-
-inline void unpack_nibbles(const uint8_t* packed, Bytes (&chunks)[kChunks]) {
-    for (int c = 0; c < 4; c++) {
-        const Bytes both = load_bytes(packed + c * 32);
-        chunks[c] = and_all(both, 15);
-        chunks[c + 4] = shift_right<4>(both);
-    }
-}
-
-// Fifth bits: chunk c's 32 bits, one a byte, in out[4 c ..].
-inline void pack_fifth_bits(const uint8_t* const (&qh)[kPackedRows], uint8_t* out) {
-    for (int c = 0; c < kChunks; c++) {
-        uint32_t bits = 0;
-        for (int r = 0; r < kPackedRows; r++) {
-            uint32_t row;
-            std::memcpy(&row, qh[r], 4);
-            bits |= ((row >> (c * 4)) & 15) << (r * 4);
-        }
-        std::memcpy(out + c * 4, &bits, 4);
-    }
-}
-
-// kSteps: how many steps of dot_more a sum holds.
 struct PackedQ4_0 {
     struct Block {
         uint16_t d[8];
         uint8_t qs[128];
     };
     using Row = BlockQ4_0;
-    static constexpr bool kMin = true, kSigned = false;
-    static constexpr int kSteps = 8;
+    static constexpr bool kMin = true;
     static void pack(const Row* const (&rows)[kPackedRows], Block& out) {
-        const uint8_t* qs[kPackedRows];
-        for (int r = 0; r < kPackedRows; r++) {
-            out.d[r] = rows[r]->d;
-            qs[r] = rows[r]->qs;
-        }
-        pack_nibbles(qs, out.qs);
+        pack_scales(rows, out.d);
+        pack_nibbles(rows, out.qs);
     }
-    static void unpack(const Block& b, PackedUnpacked& u) {
-        unpack_nibbles(b.qs, u.chunks);
+    static void unpack(const Block& b, PackedColumns& u) {
+        unpack_nibbles(b.qs, u.pairs);
         u.d = load_f16(b.d);
         u.m = mul(u.d, set1(-8.0f));
     }
@@ -69,80 +75,159 @@ struct PackedQ4_1 {
         uint8_t qs[128];
     };
     using Row = BlockQ4_1;
-    static constexpr bool kMin = true, kSigned = false;
-    static constexpr int kSteps = 8;
+    static constexpr bool kMin = true;
     static void pack(const Row* const (&rows)[kPackedRows], Block& out) {
-        const uint8_t* qs[kPackedRows];
-        for (int r = 0; r < kPackedRows; r++) {
-            out.d[r] = rows[r]->d;
-            out.m[r] = rows[r]->m;
-            qs[r] = rows[r]->qs;
-        }
-        pack_nibbles(qs, out.qs);
+        pack_scales(rows, out.d);
+        for (int r = 0; r < kPackedRows; r++) out.m[r] = rows[r]->m;
+        pack_nibbles(rows, out.qs);
     }
-    static void unpack(const Block& b, PackedUnpacked& u) {
-        unpack_nibbles(b.qs, u.chunks);
+    static void unpack(const Block& b, PackedColumns& u) {
+        unpack_nibbles(b.qs, u.pairs);
         u.d = load_f16(b.d);
         u.m = load_f16(b.m);
     }
 };
 
-template <class R, bool kHasM>
-struct PackedQ5 {
+// Fifth bits of pair p: bit i of qh[p] belongs to word i.
+template <class Row>
+inline void pack_fifth_bits(const Row* const (&rows)[kPackedRows], uint16_t (&qh)[kPairs]) {
+    for (int p = 0; p < kPairs; p++) {
+        uint16_t bits = 0;
+        for (int i = 0; i < 16; i++) {
+            const int column = 2 * p + i % 2;
+            bits |= static_cast<uint16_t>((rows[i / 2]->qh[column / 8] >> (column % 8) & 1) << i);
+        }
+        qh[p] = bits;
+    }
+}
+
+inline void unpack_five_bits(const uint8_t* qs, const uint16_t* qh, Words (&pairs)[kPairs]) {
+    unpack_nibbles(qs, pairs);
+    for (int p = 0; p < kPairs; p++) pairs[p] = add_fifth_bits(pairs[p], qh[p]);
+}
+
+struct PackedQ5_0 {
     struct Block {
-        uint16_t d[8], m[kHasM ? 8 : 0];
-        uint8_t qh[32];
+        uint16_t d[8];
+        uint16_t qh[kPairs];
         uint8_t qs[128];
     };
-    using Row = R;
-    static constexpr bool kMin = true, kSigned = false;
-    static constexpr int kSteps = 4;
+    using Row = BlockQ5_0;
+    static constexpr bool kMin = true;
     static void pack(const Row* const (&rows)[kPackedRows], Block& out) {
-        const uint8_t *qs[kPackedRows], *qh[kPackedRows];
-        for (int r = 0; r < kPackedRows; r++) {
-            out.d[r] = rows[r]->d;
-            if constexpr (kHasM) out.m[r] = rows[r]->m;
-            qs[r] = rows[r]->qs;
-            qh[r] = rows[r]->qh;
-        }
-        pack_nibbles(qs, out.qs);
-        pack_fifth_bits(qh, out.qh);
+        pack_scales(rows, out.d);
+        pack_fifth_bits(rows, out.qh);
+        pack_nibbles(rows, out.qs);
     }
-    static void unpack(const Block& b, PackedUnpacked& u) {
-        unpack_nibbles(b.qs, u.chunks);
-        for (int c = 0; c < kChunks; c++) u.chunks[c] = add_fifth_bits(u.chunks[c], b.qh + 4 * c);
+    static void unpack(const Block& b, PackedColumns& u) {
+        unpack_five_bits(b.qs, b.qh, u.pairs);
         u.d = load_f16(b.d);
-        if constexpr (kHasM) {
-            u.m = load_f16(b.m);
-        } else {
-            u.m = mul(u.d, set1(-16.0f));
-        }
+        u.m = mul(u.d, set1(-16.0f));
+    }
+};
+
+struct PackedQ5_1 {
+    struct Block {
+        uint16_t d[8], m[8];
+        uint16_t qh[kPairs];
+        uint8_t qs[128];
+    };
+    using Row = BlockQ5_1;
+    static constexpr bool kMin = true;
+    static void pack(const Row* const (&rows)[kPackedRows], Block& out) {
+        pack_scales(rows, out.d);
+        for (int r = 0; r < kPackedRows; r++) out.m[r] = rows[r]->m;
+        pack_fifth_bits(rows, out.qh);
+        pack_nibbles(rows, out.qs);
+    }
+    static void unpack(const Block& b, PackedColumns& u) {
+        unpack_five_bits(b.qs, b.qh, u.pairs);
+        u.d = load_f16(b.d);
+        u.m = load_f16(b.m);
     }
 };
 
 struct PackedQ8_0 {
     struct Block {
         uint16_t d[8];
-        uint8_t qs[256];
+        int8_t qs[kPairs][16];
     };
     using Row = BlockQ8_0;
-    static constexpr bool kMin = false, kSigned = true;
-    static constexpr int kSteps = 1;
+    static constexpr bool kMin = false;
     static void pack(const Row* const (&rows)[kPackedRows], Block& out) {
-        for (int r = 0; r < kPackedRows; r++) {
-            out.d[r] = rows[r]->d;
-            for (int c = 0; c < kChunks; c++) std::memcpy(out.qs + c * 32 + r * 4, rows[r]->qs + c * 4, 4);
+        pack_scales(rows, out.d);
+        for (int p = 0; p < kPairs; p++) {
+            for (int i = 0; i < 16; i++) out.qs[p][i] = rows[i / 2]->qs[2 * p + i % 2];
         }
     }
-    static void unpack(const Block& b, PackedUnpacked& u) {
-        for (int c = 0; c < kChunks; c++) u.chunks[c] = load_bytes(b.qs + c * 32);
+    static void unpack(const Block& b, PackedColumns& u) {
+        for (int p = 0; p < kPairs; p++) u.pairs[p] = widen_i8(b.qs[p]);
         u.d = load_f16(b.d);
         u.m = zero();
     }
 };
 
-// Blocks of 256 columns. Sub-block j of 16 columns is four chunks: low nibbles of chunks 0 and 2 with those of 1 and 3
-// above them in low[j], their high two bits in bits 0-1, 2-3, 4-5, 6-7 of high[j].
+// Row-major form to packed form.
+template <class Q>
+struct PackedForm;
+template <>
+struct PackedForm<Q4_0> {
+    using Type = PackedQ4_0;
+};
+template <>
+struct PackedForm<Q4_1> {
+    using Type = PackedQ4_1;
+};
+template <>
+struct PackedForm<Q5_0> {
+    using Type = PackedQ5_0;
+};
+template <>
+struct PackedForm<Q5_1> {
+    using Type = PackedQ5_1;
+};
+template <>
+struct PackedForm<Q8_0> {
+    using Type = PackedQ8_0;
+};
+
+// Columns are unpacked once for T tokens.
+template <class P, int T>
+void packed_tile(const uint8_t* group, const Activations& a, int first, float* out, ptrdiff_t ld) {
+    const int n_blocks = a.n_blocks();
+    const auto* blocks = reinterpret_cast<const typename P::Block*>(group);
+    const int16_t* q = a.q + static_cast<ptrdiff_t>(first) * a.n_cols;
+    const float* dx = a.d + static_cast<ptrdiff_t>(first) * n_blocks;
+    const float* sx = a.s + static_cast<ptrdiff_t>(first) * n_blocks;
+    F32 acc[T];
+    for (int t = 0; t < T; t++) acc[t] = zero();
+    for (int b = 0; b < n_blocks; b++) {
+        PackedColumns w;
+        P::unpack(blocks[b], w);
+        for (int t = 0; t < T; t++) {
+            const int16_t* x = q + static_cast<ptrdiff_t>(t) * a.n_cols + b * 32;
+            I32 even = zero_i32(), odd = zero_i32();
+            for (int p = 0; p < kPairs; p += 2) {
+                even = dot(w.pairs[p], broadcast_pair(x + 2 * p), even);
+                odd = dot(w.pairs[p + 1], broadcast_pair(x + 2 * p + 2), odd);
+            }
+            const ptrdiff_t at = static_cast<ptrdiff_t>(t) * n_blocks + b;
+            acc[t] = fma(to_f32(add(even, odd)), mul(w.d, set1(dx[at])), acc[t]);
+            if (P::kMin) acc[t] = fma(w.m, set1(sx[at]), acc[t]);
+        }
+    }
+    for (int t = 0; t < T; t++) store(out + (first + t) * ld, acc[t]);
+}
+
+template <class P>
+void packed_matmul(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) {
+    int t = 0;
+    for (; t + 4 <= n_tokens; t += 4) packed_tile<P, 4>(group, a, t, out, ld);
+    for (; t < n_tokens; t++) packed_tile<P, 1>(group, a, t, out, ld);
+}
+
+// Blocks of 256 columns in sub-blocks of 16: nibbles as above, high two bits of pair n in bits 2 n, 2 n + 1 of the same
+// lanes of `high`.
 struct PackedQ6_K {
     struct Block {
         uint16_t d[8];
@@ -160,25 +245,32 @@ struct PackedQ6_K {
         return (quarter < 2 ? low & 15 : low >> 4) | high << 4;
     }
     static void pack(const Row* const (&rows)[kPackedRows], Block& out) {
-        std::memset(&out, 0, sizeof(out));
-        for (int r = 0; r < kPackedRows; r++) {
-            out.d[r] = rows[r]->d;
-            for (int j = 0; j < 16; j++) out.scales[j][r] = rows[r]->scales[j];
-            for (int j = 0; j < 256; j++) {
-                const int six = bits(*rows[r], j), chunk = j % 16 / 4, byte = r * 4 + j % 4;
-                out.low[j / 16][chunk / 2 * 32 + byte] |= (six & 15) << (4 * (chunk & 1));
-                out.high[j / 16][byte] |= (six >> 4) << (2 * chunk);
+        pack_scales(rows, out.d);
+        for (int j = 0; j < 16; j++) {
+            for (int r = 0; r < kPackedRows; r++) out.scales[j][r] = rows[r]->scales[j];
+            for (int c = 0; c < 2; c++) {
+                const auto nibble = [&](int r, int i) { return bits(*rows[r], j * 16 + c * 8 + i) & 15; };
+                pack_eight_columns(nibble, out.low[j] + 32 * c);
+            }
+            for (int lane = 0; lane < 16; lane++) {
+                uint16_t word = 0;
+                for (int n = 0; n < 8; n++) {
+                    const int six = bits(*rows[lane / 2], j * 16 + 2 * n + lane % 2);
+                    word |= static_cast<uint16_t>((six >> 4) << (2 * n));
+                }
+                std::memcpy(out.high[j] + 2 * lane, &word, 2);
             }
         }
     }
-    // Sub-block j, signed.
-    static void unpack(const Block& b, int j, Bytes (&chunks)[4]) {
-        const Bytes low01 = load_bytes(b.low[j]), low23 = load_bytes(b.low[j] + 32), high = load_bytes(b.high[j]);
-        chunks[0] = bit_or(and_all(low01, 15), shift_left<4>(and_all(high, 3)));
-        chunks[1] = bit_or(shift_right<4>(low01), shift_left<2>(and_all(high, 12)));
-        chunks[2] = bit_or(and_all(low23, 15), and_all(high, 48));
-        chunks[3] = bit_or(shift_right<4>(low23), shift_right<2>(and_all(high, 192)));
-        for (Bytes& chunk : chunks) chunk = sub_all(chunk, 32);
+    // The eight pairs of sub-block j.
+    static void unpack(const Block& b, int j, Words (&pairs)[8]) {
+        unpack_eight_columns(b.low[j], pairs);
+        unpack_eight_columns(b.low[j] + 32, pairs + 4);
+        const Words high = load_words(b.high[j]);
+        for (int n = 0; n < 8; n++) {
+            const Words at_4 = n < 2 ? shift_left(high, 4 - 2 * n) : shift_right(high, 2 * n - 4);
+            pairs[n] = subtract(bit_or(pairs[n], bit_and(at_4, 48)), 32);
+        }
     }
 };
 
@@ -186,115 +278,45 @@ template <int T>
 void packed_tile_q6_k(const uint8_t* group, const Activations& a, int first, float* out, ptrdiff_t ld) {
     const int n_blocks = a.n_blocks();
     const auto* blocks = reinterpret_cast<const PackedQ6_K::Block*>(group);
-    const int8_t* q = a.q + static_cast<ptrdiff_t>(first) * a.n_cols;
+    const int16_t* q = a.q + static_cast<ptrdiff_t>(first) * a.n_cols;
     const float* dx = a.d + static_cast<ptrdiff_t>(first) * n_blocks;
     F32 acc[T];
     for (int t = 0; t < T; t++) acc[t] = zero();
     for (int b = 0; b < n_blocks; b++) {
         const PackedQ6_K::Block& block = blocks[b / 8];
         const F32 d = load_f16(block.d);
-        I32 dots[T];
-        for (int t = 0; t < T; t++) dots[t] = zero_i32();
+        I32 sums[T];
+        for (int t = 0; t < T; t++) sums[t] = zero_i32();
         for (int half = 0; half < 2; half++) {
             const int j = b % 8 * 2 + half;
-            Bytes chunks[4];
-            PackedQ6_K::unpack(block, j, chunks);
+            Words pairs[8];
+            PackedQ6_K::unpack(block, j, pairs);
             const I32 scale = load_i8_as_i32(block.scales[j]);
             for (int t = 0; t < T; t++) {
-                const int8_t* x = q + static_cast<ptrdiff_t>(t) * a.n_cols + b * 32 + half * 16;
-                DotSum sum = dot_begin();
-                for (int c = 0; c < 4; c++) sum = dot_more_ss(sum, chunks[c], broadcast4(x + 4 * c));
-                dots[t] = mul_add(dot_end(sum), scale, dots[t]);
+                const int16_t* x = q + static_cast<ptrdiff_t>(t) * a.n_cols + b * 32 + half * 16;
+                I32 products = zero_i32();
+                for (int p = 0; p < 8; p++) products = dot(pairs[p], broadcast_pair(x + 2 * p), products);
+                sums[t] = mul_add(products, scale, sums[t]);
             }
         }
         for (int t = 0; t < T; t++) {
-            acc[t] = fma(to_f32(dots[t]), mul(d, set1(dx[static_cast<ptrdiff_t>(t) * n_blocks + b])), acc[t]);
+            acc[t] = fma(to_f32(sums[t]), mul(d, set1(dx[static_cast<ptrdiff_t>(t) * n_blocks + b])), acc[t]);
         }
     }
     for (int t = 0; t < T; t++) store(out + (first + t) * ld, acc[t]);
 }
 
-// Row-major form to packed form.
-template <class Q>
-struct PackedForm;
-template <>
-struct PackedForm<Q4_0> {
-    using Type = PackedQ4_0;
-};
-template <>
-struct PackedForm<Q4_1> {
-    using Type = PackedQ4_1;
-};
-template <>
-struct PackedForm<Q5_0> {
-    using Type = PackedQ5<BlockQ5_0, false>;
-};
-template <>
-struct PackedForm<Q5_1> {
-    using Type = PackedQ5<BlockQ5_1, true>;
-};
-template <>
-struct PackedForm<Q8_0> {
-    using Type = PackedQ8_0;
-};
-
-template <>
-struct PackedForm<Q6_K> {
-    using Type = PackedQ6_K;
-};
-template <class Q>
-using PackedFormOf = typename PackedForm<Q>::Type;
-
-template <class P, int T>
-void packed_tile(const uint8_t* group, const Activations& a, int first, float* out, ptrdiff_t ld) {
-    const int n_blocks = a.n_blocks();
-    const auto* blocks = reinterpret_cast<const typename P::Block*>(group);
-    const int8_t* q = a.q + static_cast<ptrdiff_t>(first) * a.n_cols;
-    const float* dx = a.d + static_cast<ptrdiff_t>(first) * n_blocks;
-    const float* sx = a.s + static_cast<ptrdiff_t>(first) * n_blocks;
-    F32 acc[T];
-    for (int t = 0; t < T; t++) acc[t] = zero();
-    for (int b = 0; b < n_blocks; b++) {
-        PackedUnpacked w;
-        P::unpack(blocks[b], w);
-        for (int t = 0; t < T; t++) {
-            const int8_t* x = q + static_cast<ptrdiff_t>(t) * a.n_cols + b * 32;
-            I32 dots = zero_i32();
-            for (int run = 0; run < kChunks; run += P::kSteps) {
-                DotSum sum = dot_begin();
-                for (int c = run; c < run + P::kSteps; c++) {
-                    const Bytes four = broadcast4(x + 4 * c);
-                    sum = P::kSigned ? dot_more_ss(sum, w.chunks[c], four) : dot_more_us(sum, w.chunks[c], four);
-                }
-                dots = add(dots, dot_end(sum));
-            }
-            const ptrdiff_t at = static_cast<ptrdiff_t>(t) * n_blocks + b;
-            acc[t] = fma(to_f32(dots), mul(w.d, set1(dx[at])), acc[t]);
-            if (P::kMin) acc[t] = fma(w.m, set1(sx[at]), acc[t]);
-        }
-    }
-    for (int t = 0; t < T; t++) store(out + (first + t) * ld, acc[t]);
-}
-
-template <class P>
-void packed_matmul(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) {
-    const auto tile = [&](auto n, int t) {
-        if constexpr (std::is_same_v<P, PackedQ6_K>) {
-            packed_tile_q6_k<n.value>(group, a, t, out, ld);
-        } else {
-            packed_tile<P, n.value>(group, a, t, out, ld);
-        }
-    };
+void packed_matmul_q6_k(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) {
     int t = 0;
-    for (; t + 4 <= n_tokens; t += 4) tile(std::integral_constant<int, 4>{}, t);
-    for (; t < n_tokens; t++) tile(std::integral_constant<int, 1>{}, t);
+    for (; t + 4 <= n_tokens; t += 4) packed_tile_q6_k<4>(group, a, t, out, ld);
+    for (; t < n_tokens; t++) packed_tile_q6_k<1>(group, a, t, out, ld);
 }
 
 template <class P>
 void pack_rows(const uint8_t* const* rows, int n_cols, uint8_t* group) {
     static_assert(sizeof(typename P::Block) == kPackedRows * sizeof(typename P::Row));
-    auto* out = reinterpret_cast<typename P::Block*>(group);
     constexpr int block_size = std::is_same_v<P, PackedQ6_K> ? 256 : 32;
+    auto* out = reinterpret_cast<typename P::Block*>(group);
     for (int b = 0; b < n_cols / block_size; b++) {
         const typename P::Row* at[kPackedRows];
         for (int r = 0; r < kPackedRows; r++) at[r] = reinterpret_cast<const typename P::Row*>(rows[r]) + b;

@@ -156,7 +156,7 @@ FloatsOut multiply(Runtime& runtime, const OwnedMatrix& w, const Floats2& x) {
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(runtime.mutex);
     ActivationBuffer& buffer = runtime.scratch.normed;
-    buffer.reserve(n_tokens, w.matrix.n_cols, w.matrix.takes_int8());
+    buffer.reserve(n_tokens, w.matrix.n_cols, w.matrix.takes_rounded());
     const auto body = [&](Region& region) {
         region.for_each(n_tokens, 1, [&](int64_t t, int64_t) {
             buffer.round(runtime.kernels, static_cast<int>(t), x.data() + t * w.matrix.n_cols);

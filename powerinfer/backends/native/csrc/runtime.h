@@ -56,31 +56,31 @@ struct Matrix {
 
     explicit operator bool() const { return data != nullptr; }
     const uint8_t* row(int64_t i) const { return data + i * row_bytes; }
-    bool takes_int8() const { return kernels != nullptr && kernels->takes_int8; }
+    bool takes_rounded() const { return kernels != nullptr && kernels->takes_rounded; }
 
     // out[t * ld + r] = row first + r . token t + bias[first + r], r < n. `first` is a multiple of kPackedRows.
     void multiply(int first, int n, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) const;
 };
 
-// Activations of a batch, as float32 and (where some matrix wants them) rounded to int8.
+// Activations of a batch, as float32 and (where some matrix wants them) rounded, see kernels.h.
 class ActivationBuffer {
   public:
-    void reserve(int n_tokens, int n_cols, bool int8) {
+    void reserve(int n_tokens, int n_cols, bool rounded) {
         n_cols_ = n_cols;
         f_.reserve(static_cast<size_t>(n_tokens) * n_cols);
-        if (int8) {
+        if (rounded) {
             q_.reserve(static_cast<size_t>(n_tokens) * n_cols);
             d_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 32));
             s_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 32));
         }
-        int8_ = int8;
+        rounded_ = rounded;
     }
     float* row(int token) { return f_.data() + static_cast<size_t>(token) * n_cols_; }
-    // Rounds row `token` (of this buffer, or `f` if given) where int8 is wanted.
+    // Rounds row `token` (of this buffer, or `f` if given) where that is wanted.
     void round(const Kernels& kernels, int token, const float* f = nullptr) {
-        if (!int8_) return;
+        if (!rounded_) return;
         const size_t block = static_cast<size_t>(token) * (n_cols_ / 32);
-        kernels.quantize(f ? f : row(token), n_cols_, q_.data() + block * 32, d_.data() + block, s_.data() + block);
+        kernels.round(f ? f : row(token), n_cols_, q_.data() + block * 32, d_.data() + block, s_.data() + block);
     }
     Activations view(const float* f = nullptr) const {
         return {f ? f : f_.data(), q_.data(), d_.data(), s_.data(), n_cols_};
@@ -88,9 +88,9 @@ class ActivationBuffer {
 
   private:
     Buffer<float> f_, d_, s_;
-    Buffer<int8_t> q_;
+    Buffer<int16_t> q_;
     int n_cols_ = 0;
-    bool int8_ = false;
+    bool rounded_ = false;
 };
 
 // Scratch memory of all blocks of a model: they run one after another.

@@ -70,7 +70,6 @@ inline F32 load_bf16(const uint16_t* p) {
         return y;
     });
 }
-inline F32 load_i8(const int8_t* p) { return map([=](int i) { return static_cast<float>(p[i]); }); }
 inline void store(float* p, const F32& a) {
     for (int i = 0; i < 8; i++) p[i] = a.v[i];
 }
@@ -104,77 +103,6 @@ inline float largest(const F32& a) {
     return y;
 }
 
-// 32 bytes, signed or not as the operation says.
-struct Bytes {
-    uint8_t v[32];
-};
-
-inline Bytes load_bytes(const void* p) {
-    Bytes y;
-    std::memcpy(y.v, p, 32);
-    return y;
-}
-// Low nibbles of 16 bytes, then their high nibbles.
-inline Bytes load_nibbles(const uint8_t* p) {
-    Bytes y;
-    for (int i = 0; i < 16; i++) {
-        y.v[i] = p[i] & 15;
-        y.v[i + 16] = p[i] >> 4;
-    }
-    return y;
-}
-// Adds 16 to byte j where bit j of the 32 at p is set.
-inline Bytes add_fifth_bits(Bytes a, const uint8_t* p) {
-    uint32_t bits;
-    std::memcpy(&bits, p, 4);
-    for (int i = 0; i < 32; i++) a.v[i] |= ((bits >> i) & 1) << 4;
-    return a;
-}
-inline Bytes and_all(Bytes a, uint8_t mask) {
-    for (auto& x : a.v) x &= mask;
-    return a;
-}
-template <int N>
-inline Bytes shift_right(Bytes a) {
-    for (auto& x : a.v) x >>= N;
-    return a;
-}
-template <int N>
-inline Bytes shift_left(Bytes a) {
-    for (auto& x : a.v) x = static_cast<uint8_t>(x << N);
-    return a;
-}
-inline Bytes bit_or(Bytes a, const Bytes& b) {
-    for (int i = 0; i < 32; i++) a.v[i] |= b.v[i];
-    return a;
-}
-inline Bytes sub_all(Bytes a, uint8_t x) {
-    for (auto& y : a.v) y = static_cast<uint8_t>(y - x);
-    return a;
-}
-inline void store_bytes(void* p, const Bytes& a) { std::memcpy(p, a.v, 32); }
-
-// Eight partial sums of products of 32 bytes; lanes 0..3 hold bytes 0..15, lanes 4..7 bytes 16..31.
-template <class A>
-inline F32 dot_bytes(const Bytes& a, const Bytes& b) {
-    return map([&](int lane) {
-        int y = 0;
-        for (int i = 0; i < 4; i++) {
-            const int j = lane * 4 + i;
-            y += static_cast<int>(static_cast<A>(a.v[j])) * static_cast<int>(static_cast<int8_t>(b.v[j]));
-        }
-        return static_cast<float>(y);
-    });
-}
-inline F32 dot_us(const Bytes& a, const Bytes& b) { return dot_bytes<uint8_t>(a, b); }  // a unsigned (at most 127), b signed
-inline F32 dot_ss(const Bytes& a, const Bytes& b) { return dot_bytes<int8_t>(a, b); }   // both signed
-
-// The 8 bytes 8 i .. 8 i + 7, signed.
-template <int I>
-inline F32 widen(const Bytes& a) {
-    return map([&](int j) { return static_cast<float>(static_cast<int8_t>(a.v[8 * I + j])); });
-}
-
 // Eight whole numbers.
 struct I32 {
     int32_t v[8];
@@ -196,32 +124,54 @@ inline I32 add(const I32& a, I32 b) {
 }
 inline F32 to_f32(const I32& a) { return map([&](int i) { return static_cast<float>(a.v[i]); }); }
 
-// The same four bytes in each of eight lanes.
-inline Bytes broadcast4(const int8_t* p) {
-    Bytes y;
-    for (int i = 0; i < 32; i++) y.v[i] = static_cast<uint8_t>(p[i & 3]);
+// Sixteen 16-bit whole numbers.
+struct Words {
+    int16_t v[16];
+};
+
+template <class F>
+inline Words map_words(F f) {
+    Words y;
+    for (int i = 0; i < 16; i++) y.v[i] = static_cast<int16_t>(f(i));
     return y;
 }
 
-// Sums of products of bytes, a lane the products of four; see simd_x86.h for what a sum can hold.
-using DotSum = I32;
-inline DotSum dot_begin() { return {}; }
-template <class A>
-inline DotSum dot_more(DotSum sum, const Bytes& a, const Bytes& b) {
-    for (int j = 0; j < 32; j++) {
-        sum.v[j / 4] += static_cast<int>(static_cast<A>(a.v[j])) * static_cast<int>(static_cast<int8_t>(b.v[j]));
-    }
-    return sum;
+inline Words load_words(const void* p) {
+    Words y;
+    std::memcpy(y.v, p, 32);
+    return y;
 }
-inline DotSum dot_more_us(const DotSum& sum, const Bytes& a, const Bytes& b) { return dot_more<uint8_t>(sum, a, b); }
-inline DotSum dot_more_ss(const DotSum& sum, const Bytes& a, const Bytes& b) { return dot_more<int8_t>(sum, a, b); }
-inline I32 dot_end(const DotSum& sum) { return sum; }
+inline Words widen_u8(const uint8_t* p) { return map_words([=](int i) { return p[i]; }); }
+inline Words widen_i8(const int8_t* p) { return map_words([=](int i) { return p[i]; }); }
+// The same two words in each of eight pairs.
+inline Words broadcast_pair(const int16_t* p) { return map_words([=](int i) { return p[i & 1]; }); }
+inline Words bit_and(const Words& a, int mask) { return map_words([&](int i) { return a.v[i] & mask; }); }
+inline Words bit_or(const Words& a, const Words& b) { return map_words([&](int i) { return a.v[i] | b.v[i]; }); }
+inline Words shift_right(const Words& a, int n) {  // fills with zeros
+    return map_words([&](int i) { return static_cast<uint16_t>(a.v[i]) >> n; });
+}
+inline Words shift_left(const Words& a, int n) {
+    return map_words([&](int i) { return static_cast<uint16_t>(a.v[i]) << n; });
+}
+inline Words subtract(const Words& a, int x) { return map_words([&](int i) { return a.v[i] - x; }); }
+// Adds 16 to word i where bit i is set.
+inline Words add_fifth_bits(const Words& a, uint16_t bits) {
+    return map_words([&](int i) { return a.v[i] + ((bits >> i) & 1) * 16; });
+}
+inline F32 first_half(const Words& a) { return map([&](int i) { return static_cast<float>(a.v[i]); }); }
+inline F32 second_half(const Words& a) { return map([&](int i) { return static_cast<float>(a.v[i + 8]); }); }
 
-// Rounds 32 floats times `scale` to int8 and returns their sum.
-inline int quantize_32(const float* x, float scale, int8_t* q) {
+// Lane i: c + products of words 2 i and 2 i + 1.
+inline I32 dot(const Words& a, const Words& b, I32 c) {
+    for (int i = 0; i < 16; i++) c.v[i / 2] += static_cast<int32_t>(a.v[i]) * static_cast<int32_t>(b.v[i]);
+    return c;
+}
+
+// Rounds 32 floats times `scale` to whole numbers and returns their sum.
+inline int quantize_32(const float* x, float scale, int16_t* q) {
     int total = 0;
     for (int i = 0; i < 32; i++) {
-        q[i] = static_cast<int8_t>(std::nearbyintf(x[i] * scale));
+        q[i] = static_cast<int16_t>(std::nearbyintf(x[i] * scale));
         total += q[i];
     }
     return total;
