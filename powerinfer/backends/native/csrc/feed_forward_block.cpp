@@ -255,8 +255,9 @@ void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
     }
     const size_t tile = std::max<size_t>(static_cast<size_t>(n_tokens) * (kNeuronGrain + 3), kNeuronGrain * kColumnGrain);
     scratch.tiles.reserve(tile * runtime_.max_threads());
-    const int n_segments = n_tokens > 1 ? (n_ff_ + kNeuronGrain - 1) / kNeuronGrain : std::min(kSegments, (n_ff_ + 7) / 8);
-    const int segment = (n_ff_ + n_segments * 8 - 1) / (n_segments * 8) * 8;
+    const int n_segments = n_tokens > 1 ? (n_ff_ + kNeuronGrain - 1) / kNeuronGrain : std::min(kSegments, (n_ff_ + kPackedRows - 1) / kPackedRows);
+    const int rows = n_segments * kPackedRows;
+    const int segment = (n_ff_ + rows - 1) / rows * kPackedRows;  // whole groups
     scratch.sums.reserve(static_cast<size_t>(n_embd) * n_segments);
     std::vector<Counts> found(n_segments);
 

@@ -46,7 +46,7 @@ struct TypeKernels {
     void (*packed_matmul)(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld);
 };
 
-constexpr int kPackedRows = 8;
+constexpr int kPackedRows = 16;
 
 // Keys and values are float16 here. A group of query heads shares one KV head.
 struct AttentionArgs {

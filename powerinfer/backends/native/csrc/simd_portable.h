@@ -122,6 +122,10 @@ inline I32 add(const I32& a, I32 b) {
     for (int i = 0; i < 8; i++) b.v[i] += a.v[i];
     return b;
 }
+inline I32 shift_right(I32 a, int n) {
+    for (int32_t& x : a.v) x >>= n;
+    return a;
+}
 inline F32 to_f32(const I32& a) { return map([&](int i) { return static_cast<float>(a.v[i]); }); }
 
 // Sixteen 16-bit whole numbers.

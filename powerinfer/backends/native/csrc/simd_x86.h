@@ -78,6 +78,7 @@ inline I32 load_i8_as_i32(const int8_t* p) {
 }
 inline I32 mul_add(I32 a, I32 b, I32 c) { return {_mm256_add_epi32(_mm256_mullo_epi32(a.v, b.v), c.v)}; }
 inline I32 add(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline I32 shift_right(I32 a, int n) { return {_mm256_srai_epi32(a.v, n)}; }
 inline F32 to_f32(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 // Sixteen 16-bit whole numbers.
