@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import UnsupportedError
+
+CHUNK = 1 << 18
+"""Elements that conversions take at a time. More makes temporaries outgrow the cache, fewer makes calls the cost."""
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -28,6 +32,21 @@ class QuantType:
     block_bytes: int
     dequantize: Callable[[Bytes], Floats]
     quantize: Callable[[Floats], Bytes] | None = None
+
+    def quantize_rows(self, values: Floats) -> Bytes:
+        """float32 (n_rows, n_cols) to uint8 (n_rows, row_bytes); n_cols must be a multiple of the block size.
+
+        Raises UnsupportedError for a type that is only read here.
+        """
+        if self.quantize is None:
+            raise UnsupportedError(f"tensors cannot be converted to {self.name}: only reading it is supported")
+        n_rows, n_cols = values.shape
+        out = np.empty((n_rows, self.row_bytes(n_cols)), np.uint8)
+        run = max(1, CHUNK // n_cols)
+        for start in range(0, n_rows, run):
+            rows = np.ascontiguousarray(values[start : start + run], np.float32)
+            out[start : start + run] = self.quantize(rows.reshape(-1, self.block_size)).reshape(len(rows), -1)
+        return out
 
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of n elements; n must be a multiple of the block size."""
@@ -52,8 +71,13 @@ class QuantTensor:
 
     def dequantize(self) -> Floats:
         """float32 of `shape`."""
+        out = np.empty(math.prod(self.shape), np.float32)
         blocks = self.data.reshape(-1, self.type.block_bytes)
-        return self.type.dequantize(blocks).reshape(self.shape)
+        run = max(1, CHUNK // self.type.block_size)  # blocks at a time, so that temporaries stay in the cache
+        for start in range(0, len(blocks), run):
+            values = self.type.dequantize(blocks[start : start + run])
+            out[start * self.type.block_size :][: values.size] = values.reshape(-1)
+        return out.reshape(self.shape)
 
 
 class Registry:
@@ -79,6 +103,9 @@ class Registry:
         if name.upper() not in self._by_name:
             raise UnsupportedError(f"tensor type {name!r} is not supported: known are {self.describe()}")
         return self._by_name[name.upper()]
+
+    def __iter__(self) -> Iterator[QuantType]:
+        return iter(self._by_name.values())
 
     def describe(self) -> str:
         return ", ".join(self._by_name)

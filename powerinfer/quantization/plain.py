@@ -1,0 +1,47 @@
+"""Types without blocks: F32, F16, BF16, F64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from powerinfer.quantization.tensor import TYPES, Bytes, Floats, QuantType
+
+
+def _f32_to_floats(blocks: Bytes) -> Floats:
+    return blocks.view("<f4").astype(np.float32)
+
+
+def _f32_to_bytes(values: Floats) -> Bytes:
+    return values.astype("<f4").view(np.uint8).reshape(len(values), -1)
+
+
+def _f16_to_floats(blocks: Bytes) -> Floats:
+    return blocks.view("<f2").astype(np.float32)
+
+
+def _f16_to_bytes(values: Floats) -> Bytes:
+    with np.errstate(over="ignore"):  # beyond 65504: infinity, as everywhere
+        return values.astype("<f2").view(np.uint8).reshape(len(values), -1)
+
+
+def _bf16_to_floats(blocks: Bytes) -> Floats:
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _bf16_to_bytes(values: Floats) -> Bytes:
+    """The upper 16 bits of a float32, rounded to nearest, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
+    quiet_nan = bits | np.uint32(0x400000)
+    upper = np.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet_nan, rounded) >> 16
+    return upper.astype("<u2").view(np.uint8).reshape(len(values), -1)
+
+
+def _f64_to_floats(blocks: Bytes) -> Floats:
+    return blocks.view("<f8").astype(np.float32)
+
+
+F32 = TYPES.add(QuantType("F32", 0, 1, 4, _f32_to_floats, _f32_to_bytes))
+F16 = TYPES.add(QuantType("F16", 1, 1, 2, _f16_to_floats, _f16_to_bytes))
+BF16 = TYPES.add(QuantType("BF16", 30, 1, 2, _bf16_to_floats, _bf16_to_bytes))
+F64 = TYPES.add(QuantType("F64", 28, 1, 8, _f64_to_floats))
