@@ -1,0 +1,85 @@
+"""Causal attention with rotary positions, grouped KV heads and a cache of many sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from powerinfer.backends.interface import Attention, Batch, Rope, RopeStyle
+from powerinfer.backends.torch.linear import TorchLinear, TorchNorm
+from powerinfer.errors import UsageError
+
+
+class TorchKVCache:
+    """Keys and values of each layer: float32 (n_slots, n_head_kv, n_ctx, head_dim)."""
+
+    def __init__(self, layers: Sequence[Attention], n_ctx: int, n_slots: int, device: torch.device) -> None:
+        """Raises UsageError where the device's memory does not hold it."""
+        self.n_ctx, self.n_slots = n_ctx, n_slots
+        try:
+            self.k, self.v = (
+                [torch.zeros(n_slots, a.n_head_kv, n_ctx, a.head_dim, device=device) for a in layers] for _ in "kv"
+            )
+        except RuntimeError as error:  # torch's out-of-memory errors are RuntimeErrors
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"no memory for a KV cache of {n_ctx} positions ({reason}): choose a smaller -c") from None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.k, *self.v))
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """x (n_tokens, n_heads, head_dim) with its first n_rot elements turned in pairs, by position."""
+    if rope.style is RopeStyle.NONE:
+        return x
+    pairs = torch.arange(rope.n_rot // 2, dtype=torch.float64, device=x.device)
+    # float32 loses the angle's fraction at long positions
+    angles = positions[:, None].double() * rope.freq_scale * rope.freq_base ** (-2 * pairs / rope.n_rot)
+    cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
+    turned, rest = x[..., : rope.n_rot], x[..., rope.n_rot :]
+    if rope.style is RopeStyle.NEOX:
+        a, b = turned.chunk(2, dim=-1)
+        turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+    return torch.cat([turned, rest], dim=-1)
+
+
+class TorchAttention:
+    def __init__(self, spec: Attention, device: torch.device) -> None:
+        self.spec = spec
+        self.attn_norm = TorchNorm(spec.attn_norm, device)
+        self.attn_q = TorchLinear(spec.attn_q, device)
+        self.attn_k = TorchLinear(spec.attn_k, device)
+        self.attn_v = TorchLinear(spec.attn_v, device)
+        self.attn_output = TorchLinear(spec.attn_output, device)
+
+    @torch.inference_mode()
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: Batch, cache: TorchKVCache) -> None:
+        spec, n = self.spec, len(x)
+        positions = torch.from_numpy(batch.positions).to(x.device).long()
+        slots = torch.from_numpy(batch.slots).to(x.device).long()
+        h = self.attn_norm(x)
+        q = rotate(self.attn_q(h).view(n, spec.n_head, -1), positions, spec.rope)
+        keys, values = cache.k[spec.layer], cache.v[spec.layer]
+        keys[slots, :, positions] = rotate(self.attn_k(h).view(n, spec.n_head_kv, -1), positions, spec.rope)
+        values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1)
+        out = torch.empty_like(q)
+        for slot in slots.unique():
+            mine = slots == slot
+            out[mine] = self._attend(q[mine], keys[slot], values[slot], positions[mine])
+        residual += self.attn_output(out.reshape(n, -1))
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """q (n, n_head, head_dim) of one sequence, k and v (n_head_kv, n_ctx, head_dim)."""
+        n_kv = int(positions.max()) + 1
+        group = self.spec.n_head // self.spec.n_head_kv
+        k = k[:, :n_kv].repeat_interleave(group, dim=0)
+        v = v[:, :n_kv].repeat_interleave(group, dim=0)
+        scores = torch.einsum("nhd,hkd->hnk", q, k) * self.spec.scale
+        future = torch.arange(n_kv, device=q.device) > positions[:, None]
+        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+        return torch.einsum("hnk,hkd->nhd", weights, v)

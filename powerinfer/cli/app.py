@@ -1,0 +1,42 @@
+"""The commands. Each one's module imports what is heavy only when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from powerinfer import __version__
+from powerinfer.cli.group import Command, Group
+from powerinfer.cli.inspect import inspect
+from powerinfer.cli.perplexity import perplexity
+from powerinfer.cli.quantize import quantize
+from powerinfer.cli.run import run
+from powerinfer.cli.tokenize import tokenize
+
+app = typer.Typer(
+    name="powerinfer",
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"powerinfer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def powerinfer(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run large language models on a machine whose GPU is too small for them."""
+
+
+for command in (run, perplexity, quantize, inspect, tokenize):
+    app.command(cls=Command)(command)

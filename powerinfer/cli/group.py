@@ -1,0 +1,107 @@
+"""How every command reads its arguments and ends: llama.cpp's spellings, one line for an error, quiet pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import typer.core
+
+from powerinfer.errors import PowerInferError
+
+INTERRUPTED = 130
+
+
+def normalize(token: str) -> str:
+    """`_` and `-` are the same in long names."""
+    return token.replace("_", "-") if token.startswith("--") else token
+
+
+def _spelled(args: Sequence[str]) -> list[str]:
+    """Arguments with long names spelled with dashes; values are left alone."""
+    spelled = []
+    for i, arg in enumerate(args):
+        if arg == "--":
+            return [*spelled, *args[i:]]
+        name, equals, value = arg.partition("=")
+        spelled.append(normalize(name) + equals + value if arg.startswith("--") else arg)
+    return spelled
+
+
+def warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+class Command(typer.core.TyperCommand):
+    """Warns about a value that looks like a flag: `-r -e` takes `-e` as the value of `-r`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names = {name: p for p in self.params for name in (*p.opts, *p.secondary_opts)}
+        takes_value = {name for name, p in names.items() if isinstance(p, click.Option) and not p.is_flag and not p.count}
+        for name, value in zip(args, args[1:], strict=False):
+            if name in takes_value and value in names:
+                warn(f"{value!r} is taken as the value of {name}")
+        return super().parse_args(ctx, args)
+
+
+class Group(typer.core.TyperGroup):
+    """Turns what goes wrong into one line on stderr and an exit status."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        args = _spelled(sys.argv[1:] if args is None else args)
+        options.pop("standalone_mode", None)
+        try:
+            status = super().main(args, *more, standalone_mode=False, **options)
+        except (Exception, KeyboardInterrupt) as error:
+            status = _report(error)
+        if status in (None, 0):
+            status = _flush()
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _report(error: BaseException) -> int:
+    """Prints what a user needs to know; the exit status."""
+    if isinstance(error, BrokenPipeError):
+        _discard_output()
+        return 0
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return INTERRUPTED
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return 0
+    if isinstance(error, click.ClickException):
+        where = getattr(error, "ctx", None)
+        hint = f" (see {where.command_path} --help)" if where else ""
+        message = error.format_message().rstrip(".") + hint
+    elif isinstance(error, PowerInferError):
+        message = str(error)
+    elif isinstance(error, MemoryError):
+        message = "out of memory: choose a smaller model, context (-c) or batch (-b)"
+    elif isinstance(error, OSError):
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    else:
+        raise error
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return 1
+
+
+def _flush() -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+    except OSError as error:
+        _discard_output()
+        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _discard_output() -> None:
+    """Lets the interpreter's last flush of stdout go nowhere: its reader is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
