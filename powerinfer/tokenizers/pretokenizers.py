@@ -1,0 +1,58 @@
+"""How byte-level BPE cuts text before it merges: regular expressions by the name in `tokenizer.ggml.pre`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from powerinfer.errors import FormatError, UnsupportedError
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_CL100K_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _CL100K_REST
+QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _CL100K_REST
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """Each pattern cuts what the ones before left into its matches and what lies between.
+
+    ignore_merges: a piece that is a token whole is not merged. add_bos: where the file does not say.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_GPT2 = PreTokenizer((GPT2,))
+_DIGITS_APART = PreTokenizer((r"\p{N}", GPT2))
+_LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)
+_QWEN2 = PreTokenizer((QWEN2,))
+_BY_NAME = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "smollm": _DIGITS_APART,
+    "starcoder": _DIGITS_APART,
+    "refact": _DIGITS_APART,
+    "command-r": _DIGITS_APART,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
+    "falcon3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+
+
+def find_pretokenizer(name: object) -> PreTokenizer:
+    """Raises UnsupportedError for a name that is not known here."""
+    if not isinstance(name, str):
+        raise FormatError(f"tokenizer.ggml.pre is {name!r}: expected a string")
+    if name not in _BY_NAME:
+        raise UnsupportedError(f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre): known are {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
