@@ -18,6 +18,7 @@ from powerinfer.formats import GGUFFile, open_gguf
 from powerinfer.models import ModelOptions, Transformer, build_spec
 from powerinfer.tokenizers import Tokenizer, load_tokenizer
 
+MAX_CONTEXT = (1 << 31) - 1
 CACHE_SHARE = 4
 """Where the user does not say, the KV cache may take this part of the machine's memory: what a model is trained for can
 be 100 GB. (It is memory only as far as it is used.)"""
@@ -123,10 +124,10 @@ def load(
     for settings that make no sense.
     """
     started = time.perf_counter()
-    if n_ctx < 0:
-        raise UsageError(f"the context size is {n_ctx}: expected 0 (the model's own) or more")
-    if n_batch < 1:
-        raise UsageError(f"the batch size is {n_batch}: expected 1 or more")
+    if not 0 <= n_ctx <= MAX_CONTEXT:
+        raise UsageError(f"the context size is {n_ctx}: expected 0 (the model's own) to {MAX_CONTEXT}")
+    if not 1 <= n_batch <= MAX_CONTEXT:
+        raise UsageError(f"the batch size is {n_batch}: expected 1 to {MAX_CONTEXT}")
     if n_threads < 0 or n_threads_batch < 0:
         raise UsageError(f"the number of threads is {min(n_threads, n_threads_batch)}: expected 0 (all cores) or more")
     model_options = ModelOptions(dense, _activation(activation), sparse_threshold, rope_freq_base, rope_freq_scale)

@@ -36,7 +36,7 @@ class BpeTokenizer(Tokenizer):
         splits = [Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
         self._pipeline.pre_tokenizer = Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
-    def _encode_plain(self, text: str, after_special: bool) -> list[int]:
+    def _encode_plain(self, text: str, after_special: bool, parse_special: bool) -> list[int]:
         return list(self._pipeline.encode(text, add_special_tokens=False).ids)
 
     def _plain_piece(self, token: int) -> bytes:

@@ -21,6 +21,10 @@ class SpmTokenizer(Tokenizer):
         vocabulary = read_vocabulary(file, {"bos": 1, "eos": 2, "unknown": 0})
         super().__init__(file, vocabulary, add_bos=True)
         self._add_space = read_bool(file, "tokenizer.ggml.add_space_prefix", True)
+        # PowerInfer's engine, of late 2023, puts no space before a text in which special tokens are parsed. Files made
+        # for it give its tokens, unless they say what they want.
+        unsaid = file.get("tokenizer.ggml.add_space_prefix") is None
+        self._space_only_if_plain = unsaid and getattr(file, "is_powerinfer", False)
         scores = read_list(file, "tokenizer.ggml.scores", len(vocabulary)) or [0.0] * len(vocabulary)
         for i, score in enumerate(scores):
             if not isinstance(score, (int, float)) or math.isnan(score):
@@ -33,8 +37,8 @@ class SpmTokenizer(Tokenizer):
         except RuntimeError as error:
             raise FormatError(f"sentencepiece refuses the model's vocabulary: {' '.join(str(error).split())}") from None
 
-    def _encode_plain(self, text: str, after_special: bool) -> list[int]:
-        if self._add_space and after_special:
+    def _encode_plain(self, text: str, after_special: bool, parse_special: bool) -> list[int]:
+        if self._add_space and after_special and not (self._space_only_if_plain and parse_special):
             text = " " + text
         ids: list[int] = self._processor.EncodeAsIds(text)
         return ids

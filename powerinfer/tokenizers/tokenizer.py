@@ -49,7 +49,7 @@ class Tokenizer(ABC):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._encode_plain(part, after_special)
+                ids += self._encode_plain(part, after_special, parse_special)
             after_special = isinstance(part, int)
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
@@ -78,7 +78,7 @@ class Tokenizer(ABC):
         return token
 
     @abstractmethod
-    def _encode_plain(self, text: str, after_special: bool) -> list[int]:
+    def _encode_plain(self, text: str, after_special: bool, parse_special: bool) -> list[int]:
         """Ids of text without special tokens. after_special: it starts the text or follows a special token."""
 
     @abstractmethod
