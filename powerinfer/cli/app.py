@@ -17,7 +17,7 @@ from powerinfer.cli.tokenize import tokenize
 app = typer.Typer(
     name="powerinfer",
     cls=Group,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -31,11 +31,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def powerinfer(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Run large language models on a machine whose GPU is too small for them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 for command in (run, perplexity, quantize, inspect, tokenize):

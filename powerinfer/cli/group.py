@@ -6,12 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-import click
+import typer
 import typer.core
 
-from powerinfer.errors import PowerInferError
+from powerinfer.errors import PowerInferError, UsageError
 
 INTERRUPTED = 130
 
@@ -39,13 +40,49 @@ def warn(message: str) -> None:
 class Command(typer.core.TyperCommand):
     """Warns about a value that looks like a flag: `-r -e` takes `-e` as the value of `-r`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        names = {name: p for p in self.params for name in (*p.opts, *p.secondary_opts)}
-        takes_value = {name for name, p in names.items() if isinstance(p, click.Option) and not p.is_flag and not p.count}
-        for name, value in zip(args, args[1:], strict=False):
-            if name in takes_value and value in names:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {name: option for option in self.params for name in (*option.opts, *option.secondary_opts)}
+        with_value = {name for name, option in names.items() if not getattr(option, "is_flag", True)}
+        for name, value in pairwise(args):
+            if name in with_value and value in names:
                 warn(f"{value!r} is taken as the value of {name}")
-        return super().parse_args(ctx, args)
+        given = list(args)  # parsing takes them away
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            found = _value_of(getattr(error, "param", None), given)
+            if found is None:
+                raise
+            raise UsageError(f"{found[0]} is {found[1]!r}: expected {_expected(error)}") from None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # here, since Typer itself ends with status 1 on it
+            _discard_output()
+            return 0
+
+
+def _value_of(option: Any, args: Sequence[str]) -> tuple[str, str] | None:
+    """The name and the value that an option was last given."""
+    found = None
+    for i, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name not in getattr(option, "opts", ()):
+            continue
+        if equals:
+            found = name, value
+        elif i + 1 < len(args):
+            found = name, args[i + 1]
+    return found
+
+
+def _expected(error: Any) -> str:
+    """What Typer wanted, in a few words; it says so differently where pydantic is installed."""
+    message = error.message.lower()
+    if "integer" in message:
+        return "a whole number"
+    return "a number" if "float" in message or "number" in message else message.rstrip(".")
 
 
 class Group(typer.core.TyperGroup):
@@ -65,15 +102,9 @@ class Group(typer.core.TyperGroup):
 
 def _report(error: BaseException) -> int:
     """Prints what a user needs to know; the exit status."""
-    if isinstance(error, BrokenPipeError):
-        _discard_output()
-        return 0
-    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        error.show()
-        return 0
-    if isinstance(error, click.ClickException):
+    if hasattr(error, "format_message"):  # a ClickException, whether Typer uses click or brings its own
         where = getattr(error, "ctx", None)
         hint = f" (see {where.command_path} --help)" if where else ""
         message = error.format_message().rstrip(".") + hint
