@@ -1,4 +1,4 @@
-"""Every backend gives the logits of a float64 forward pass: whole prompts, one token at a time, many sequences at once."""
+"""Every backend gives the logits of a float64 forward pass: whole prompts, single tokens, many sequences at once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def error_of(*args: object) -> str:
 def test_version_and_help_import_nothing_heavy() -> None:
     for argument in ("--version", "--help"):
         result = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "powerinfer", argument], capture_output=True, text=True, check=True
+            [sys.executable, "-X", "importtime", "-m", "powerinfer", argument],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}
         assert not imported & {"numpy", "torch", "gguf", "tokenizers", "sentencepiece"}

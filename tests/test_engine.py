@@ -42,7 +42,13 @@ def test_the_embedded_model_writes_english() -> None:
 
 def test_backends_and_batch_sizes_make_the_same_tokens(tiny: Path) -> None:
     results = [
-        tokens_of(load(tiny, backend=backend, n_batch=n_batch), [1, 5, 9, 23, 44], n_predict=20, n_batch=n_batch, ignore_eos=True)
+        tokens_of(
+            load(tiny, backend=backend, n_batch=n_batch),
+            [1, 5, 9, 23, 44],
+            n_predict=20,
+            n_batch=n_batch,
+            ignore_eos=True,
+        )
         for backend in ("native", "torch")
         for n_batch in (1, 3, 32)
     ]
@@ -75,7 +81,10 @@ def test_stop_strings_are_not_shown(tiny: Path) -> None:
     model = load(tiny, n_ctx=64)
     text = "".join(model.generate([1, 5], n_predict=12, sampling=GREEDY, ignore_eos=True))
     stop = text[7:11]
-    assert "".join(model.generate([1, 5], n_predict=12, sampling=GREEDY, ignore_eos=True, stop=[stop])) == text[: text.index(stop)]
+    assert (
+        "".join(model.generate([1, 5], n_predict=12, sampling=GREEDY, ignore_eos=True, stop=[stop]))
+        == text[: text.index(stop)]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -147,15 +156,17 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 
 def test_the_native_path_imports_no_torch() -> None:
-    code = "import sys, powerinfer; list(powerinfer.load().generate('And', n_predict=2)); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, powerinfer; list(powerinfer.load().generate('And', n_predict=2)); sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_smollm2_agrees_with_llama_cpp(reference: dict[str, Any], smollm2: Path) -> None:
     """Given llama.cpp's own tokens: its five likeliest have its scores, and its choice is ours where it is clear.
 
-    It rounds activations to 8 bits, which moves scores by 0.15 on average and 0.6 at most (another build of it differs as
-    much from these), so clear is more than twice that.
+    It rounds activations to 8 bits, which moves scores by 0.15 on average and 0.6 at most (another build of it differs
+    as much from these), so clear is more than twice that.
     """
     model = load(smollm2)
     for case in reference["smollm2"]["greedy"]:

@@ -116,8 +116,14 @@ def broken(change: dict[str, Any] | None = None, without: str = "", **tensors: Q
         (broken({"powerinfer.activation": "swish"}), "powerinfer.activation is 'swish'"),
         (broken({"powerinfer.sparse_threshold": "high"}), "sparse_threshold is 'high'"),
         (broken(without="blk.1.fc2.weight"), "lacks the tensor blk.1.fc2.weight"),
-        (broken(blk__0__fc1__weight=tensor(np.zeros((24, 95)))), "blk.0.fc1.weight has the shape 24 x 95, expected any x 96"),
-        (broken(blk__0__fc2__weight=tensor(np.zeros((100, 23)))), "blk.0.fc2.weight has the shape 100 x 23, expected 100 x 24"),
+        (
+            broken(blk__0__fc1__weight=tensor(np.zeros((24, 95)))),
+            "blk.0.fc1.weight has the shape 24 x 95, expected any x 96",
+        ),
+        (
+            broken(blk__0__fc2__weight=tensor(np.zeros((100, 23)))),
+            "blk.0.fc2.weight has the shape 100 x 23, expected 100 x 24",
+        ),
         (broken(blk__0__ffn_gate__weight=tensor(np.zeros((99, 96)))), "blk.0.ffn_gate.weight has the shape 99 x 96"),
     ],
 )

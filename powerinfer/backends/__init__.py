@@ -5,6 +5,8 @@ from __future__ import annotations
 from powerinfer.backends.interface import Backend, BackendOptions
 from powerinfer.errors import UsageError
 
+__all__ = ["NAMES", "Backend", "BackendOptions", "create_backend"]
+
 NAMES = ("native", "torch")
 
 

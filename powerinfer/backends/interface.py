@@ -209,8 +209,11 @@ class KVCache(Protocol):
     It keeps no lengths: a sequence owns its own, and going back is writing over. Slots are independent.
     """
 
-    n_ctx: int
-    n_slots: int
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_slots(self) -> int: ...
 
     @property
     def nbytes(self) -> int: ...

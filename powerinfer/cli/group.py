@@ -24,7 +24,7 @@ def normalize(token: str) -> str:
 
 def _spelled(args: Sequence[str]) -> list[str]:
     """Arguments with long names spelled with dashes; values are left alone."""
-    spelled = []
+    spelled: list[str] = []
     for i, arg in enumerate(args):
         if arg == "--":
             return [*spelled, *args[i:]]
@@ -88,11 +88,18 @@ def _expected(error: Any) -> str:
 class Group(typer.core.TyperGroup):
     """Turns what goes wrong into one line on stderr and an exit status."""
 
-    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
         args = _spelled(sys.argv[1:] if args is None else args)
-        options.pop("standalone_mode", None)
         try:
-            status = super().main(args, *more, standalone_mode=False, **options)
+            status = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except (Exception, KeyboardInterrupt) as error:
             status = _report(error)
         if status in (None, 0):

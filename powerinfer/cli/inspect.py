@@ -69,7 +69,8 @@ def describe(file: GGUFFile) -> dict[str, Any]:
 
 def describe_sparsity(file: GGUFFile) -> dict[str, Any] | None:
     """Predictors of a model that is to run sparsely: their sizes, and the threshold."""
-    ranks, n_ff = [], []
+    ranks: list[int] = []
+    n_ff: list[int] = []
     while (info := file.tensors.get(f"blk.{len(ranks)}.fc1.weight")) is not None:
         fc2 = file.tensors.get(f"blk.{len(ranks)}.fc2.weight")
         ranks.append(info.shape[0])
@@ -111,7 +112,9 @@ def as_text(contents: dict[str, Any], tensors: bool) -> str:
     lines += [f"  {key:{width}}  {_short(value)}" for key, value in contents["metadata"].items()]
     if tensors:
         lines += ["", f"tensors ({len(contents['tensors'])}), rows x columns"]
-        rows = [(t["name"], t["type"], " x ".join(map(str, t["shape"])), f"{t['bytes']:,}") for t in contents["tensors"]]
+        rows = [
+            (t["name"], t["type"], " x ".join(map(str, t["shape"])), f"{t['bytes']:,}") for t in contents["tensors"]
+        ]
         lines += _table(rows)
     lines += ["", "sizes"]
     rows = [
@@ -151,6 +154,9 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  " + "  ".join(f"{c:>{w}}" if i == len(row) - 1 else f"{c:{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        "  "
+        + "  ".join(
+            f"{c:>{w}}" if i == len(row) - 1 else f"{c:{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]

@@ -26,7 +26,8 @@ def perplexity(
         int, typer.Option("--ppl-stride", metavar="N", help="Windows overlap and start N tokens apart; 0 is off.")
     ] = 0,
     ppl_output_type: Annotated[
-        int, typer.Option("--ppl-output-type", metavar="N", help="0: running values in a row; 1: a line each, with tokens.")
+        int,
+        typer.Option("--ppl-output-type", metavar="N", help="0: running values in a row; 1: a line each, with tokens."),
     ] = 0,
     backend: opt.BackendName = "native",
     device: opt.Device = "cpu",

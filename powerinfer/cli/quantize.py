@@ -85,7 +85,9 @@ def progress() -> Iterator[Callable[[QuantizeStep], None]]:
         shape = ", ".join(f"{n:5d}" for n in reversed(step.info.shape))
         sizes = f"{step.info.nbytes / 2**20:9.3f} MB -> {step.nbytes / 2**20:9.3f} MB"
         types = f"{step.info.type_name:>5s} -> {step.type:5s}"
-        print(f"[{step.number:4d}/{step.total:4d}] {step.info.name:>32s} - [{shape}], {types}, {sizes}", file=sys.stderr)
+        print(
+            f"[{step.number:4d}/{step.total:4d}] {step.info.name:>32s} - [{shape}], {types}, {sizes}", file=sys.stderr
+        )
 
     yield line
 

@@ -24,7 +24,11 @@ def run(
     n_predict: Annotated[
         int,
         typer.Option(
-            "-n", "--n-predict", "--predict", metavar="N", help="Tokens to make; -1 no limit, -2 until the context is full."
+            "-n",
+            "--n-predict",
+            "--predict",
+            metavar="N",
+            help="Tokens to make; -1 no limit, -2 until the context is full.",
         ),
     ] = -1,
     ctx_size: opt.Context = 0,
@@ -37,7 +41,8 @@ def run(
     ] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", metavar="N", help="Sample among the N likeliest; 0 is all.")] = 40,
     top_p: Annotated[
-        float, typer.Option("--top-p", metavar="X", help="Sample among the likeliest that hold X of the mass; 1 is all.")
+        float,
+        typer.Option("--top-p", metavar="X", help="Sample among the likeliest that hold X of the mass; 1 is all."),
     ] = 0.95,
     min_p: Annotated[
         float, typer.Option("--min-p", metavar="X", help="Leave out tokens below X times the likeliest; 0 is none.")
@@ -58,7 +63,8 @@ def run(
         float, typer.Option("--frequency-penalty", metavar="X", help="The same for each time they came; 0 is off.")
     ] = 0.0,
     logit_bias: Annotated[
-        list[str] | None, typer.Option("-l", "--logit-bias", metavar="ID±X", help="Adds to a token's score, e.g. 15043+1.")
+        list[str] | None,
+        typer.Option("-l", "--logit-bias", metavar="ID±X", help="Adds to a token's score, e.g. 15043+1."),
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never take a token that ends the text.")] = False,
     reverse_prompt: Annotated[
@@ -177,7 +183,12 @@ def unescape(text: str) -> str:
         if text[i] == "\\" and following in _ESCAPES:
             out += _ESCAPES[following].encode()
             i += 2
-        elif text[i] == "\\" and following == "x" and len(digits) == 2 and all(c in "0123456789abcdefABCDEF" for c in digits):
+        elif (
+            text[i] == "\\"
+            and following == "x"
+            and len(digits) == 2
+            and all(c in "0123456789abcdefABCDEF" for c in digits)
+        ):
             out.append(int(digits, 16))
             i += 4
         else:
@@ -194,7 +205,9 @@ def parse_logit_bias(values: list[str]) -> dict[int, float]:
         try:
             biases[int(value[:at])] = float(value[at:])
         except ValueError:
-            raise UsageError(f"--logit-bias is {value!r}: expected a token id, a sign and a number, as 15043-1") from None
+            raise UsageError(
+                f"--logit-bias is {value!r}: expected a token id, a sign and a number, as 15043-1"
+            ) from None
         if at < 1 or math.isnan(biases[int(value[:at])]):
             raise UsageError(f"--logit-bias is {value!r}: expected a token id, a sign and a number, as 15043-1")
     return biases

@@ -58,7 +58,8 @@ class TokenSequence:
             self.n_past += len(piece)
             self.tokens.extend(piece.tolist())
         assert logits is not None, "at least one token is fed"
-        return logits[0]
+        last_row: FloatArray = logits[0]
+        return last_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from powerinfer.tokenizers import Tokenizer, load_tokenizer
 
 MAX_CONTEXT = (1 << 31) - 1
 CACHE_SHARE = 4
-"""Where the user does not say, the KV cache may take this part of the machine's memory: what a model is trained for can
-be 100 GB. (It is memory only as far as it is used.)"""
+"""Where the user does not say, the KV cache may take a quarter of the machine's memory: what a model is trained for
+can be 100 GB. (It is memory only as far as it is used.)"""
 
 
 def default_model_path() -> Path:
@@ -58,7 +58,7 @@ class Model:
         return self._cache
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt; special tokens in the text are recognised, a BOS is put first where the model wants it.
+        """Token ids of a prompt, special tokens in it recognised, with a BOS where the model wants one.
 
         Raises UsageError for a prompt without tokens, too long for the context, or with ids that the model lacks.
         """
@@ -115,7 +115,8 @@ def load(
 ) -> Model:
     """Loads a GGUF file, or the embedded model if `path` is None.
 
-    backend: "native" or "torch" (on `device`). n_ctx: positions of the KV cache, 0 for the model's own as far as memory allows.
+    backend: "native" or "torch" (on `device`). n_ctx: positions of the KV cache, 0 for the model's own as far as
+    memory allows.
     n_threads: for one token, n_threads_batch for prompts, 0 for all cores. dense: run a sparse model without its
     predictors. activation: of the feed-forward's gate, e.g. "relu" for a dense ReLU model whose file does not say so.
     notify is called with a line for the user where something is not as they may expect.

@@ -50,7 +50,7 @@ class QuantizeStep:
 
 @dataclass(slots=True)
 class QuantizeSummary:
-    """Bytes of tensor data before and after; `fallbacks`: tensors that could not have the target type, and what instead."""
+    """Bytes of tensor data before and after; `fallbacks`: tensors that could not have their type, and what instead."""
 
     path: Path
     n_elements: int

@@ -85,7 +85,9 @@ class Sampler:
         if params.temp <= 0:
             return int(logits.argmax())
         ids, probs = self._candidates(logits)
-        return int(ids[np.searchsorted(np.cumsum(probs), self._random.random() * probs.sum(), side="right").clip(max=len(ids) - 1)])
+        mass = np.cumsum(probs)
+        drawn = np.searchsorted(mass, self._random.random() * mass[-1], side="right")
+        return int(ids[min(int(drawn), len(ids) - 1)])
 
     def _bias(self, logits: Floats) -> Floats:
         biased = logits.copy()
@@ -102,11 +104,11 @@ class Sampler:
         if not len(last):
             return logits
         tokens, counts = np.unique(np.asarray(last, np.int64), return_counts=True)
-        logits = logits.copy()
+        penalized: Floats = logits.copy()
         seen = logits[tokens]
         seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
-        logits[tokens] = seen - counts * params.frequency_penalty - params.presence_penalty
-        return logits
+        penalized[tokens] = seen - counts * params.frequency_penalty - params.presence_penalty
+        return penalized
 
     def _candidates(self, logits: Floats) -> tuple[Ints, npt.NDArray[np.float64]]:
         """Tokens that may be drawn, likeliest first, and their probabilities (which need not sum to 1)."""
@@ -138,8 +140,8 @@ def _likeliest(logits: Floats, top_k: int) -> Ints:
 
 
 def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    exp = np.exp(scores - scores.max())
-    return exp / exp.sum()
+    exp: npt.NDArray[np.float64] = np.exp(scores - scores.max())
+    return np.divide(exp, exp.sum())
 
 
 def _typical(probs: npt.NDArray[np.float64], typical_p: float) -> npt.NDArray[np.intp]:

@@ -15,7 +15,6 @@ from powerinfer.backends.interface import (
     Linear,
     ModelSpec,
     NormKind,
-    Rope,
     RopeStyle,
 )
 from powerinfer.errors import FormatError

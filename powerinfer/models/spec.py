@@ -88,7 +88,8 @@ class Weights:
         tensor = self._file.tensor(name)
         if tensor is None:
             raise FormatError(f"the model lacks the tensor {name}: the file is incomplete, convert it again")
-        if len(tensor.shape) != len(shape) or any(w is not None and w != h for h, w in zip(tensor.shape, shape)):
+        fits = len(tensor.shape) == len(shape) and all(w in (None, h) for h, w in zip(tensor.shape, shape, strict=True))
+        if not fits:
             want = " x ".join("any" if n is None else str(n) for n in shape)
             have = " x ".join(map(str, tensor.shape))
             raise FormatError(f"{name} has the shape {have}, expected {want}: the file does not fit its own metadata")

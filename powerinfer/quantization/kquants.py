@@ -10,19 +10,20 @@ import numpy.typing as npt
 
 from powerinfer.quantization.tensor import TYPES, Bytes, Floats, QuantType
 
-# 16 sub-blocks of 16: value = d * (scales & 15) * q - dmin * (scales >> 4); of each 128 values, 32 bytes of qs hold the
-# first 32 in their bits 0-1, the next 32 in bits 2-3, and so on
+# 16 sub-blocks of 16: value = d * (scales & 15) * q - dmin * (scales >> 4). Of each 128 values, 32 bytes of qs hold the
+# first 32 in their bits 0-1, the next 32 in bits 2-3, and so on.
 _Q2_K = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
-# 16 sub-blocks of 16: value = d * (scale - 32) * (q - 4 where bit j / 32 of hmask[j % 32] is clear); qs as in Q2_K; scales
-# of 6 bits: low nibbles of 0..7 and 8..15 in bytes 0..7, high pairs of 0..3, 4..7, .. in bits 0-1, 2-3, .. of bytes 8..11
+# 16 sub-blocks of 16: value = d * (scale - 32) * (q - 4 where bit j / 32 of hmask[j % 32] is clear). qs as in Q2_K.
+# Scales have 6 bits: low nibbles of 0..7 and 8..15 are in bytes 0..7, high pairs of 0..3, 4..7, .. in bits 0-1, 2-3, ..
+# of bytes 8..11.
 _Q3_K = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2")])
-# 8 sub-blocks of 32: value = d * scale * q - dmin * min; of each 64 values, 32 bytes of qs hold the first 32 in their low
-# nibbles, the others in their high ones; for scales see `_six_bit_scales`
+# 8 sub-blocks of 32: value = d * scale * q - dmin * min. Of each 64 values, 32 bytes of qs hold the first 32 in their
+# low nibbles, the others in their high ones. For scales see `_six_bit_scales`.
 _Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
-# as Q4_K, bit s of qh[j] being bit 4 of value j of sub-block s
+# As Q4_K; bit s of qh[j] is bit 4 of value j of sub-block s.
 _Q5_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
-# 16 sub-blocks of 16: value = d * scales * (q - 32); of each 128 values, 64 bytes of ql hold the low nibbles of the first
-# 64 in their low nibbles, the others in their high ones; 32 bytes of qh hold the high pairs as qs of Q2_K does
+# 16 sub-blocks of 16: value = d * scales * (q - 32). Of each 128 values, 64 bytes of ql hold the low nibbles of the
+# first 64 in their low nibbles, the others in their high ones; 32 bytes of qh hold the high pairs as qs of Q2_K does.
 _Q6_K = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
@@ -41,7 +42,8 @@ def _scale(values: npt.NDArray[np.generic]) -> Floats:
 def _unpack(packed: Bytes, n_chunks: int, shifts: Bytes, mask: int) -> Bytes:
     """(n, bytes) to (n, 256): each of n_chunks equal runs of bytes gives one run of values a shift."""
     n = len(packed)
-    return ((packed.reshape(n, n_chunks, 1, -1) >> shifts) & np.uint8(mask)).reshape(n, -1)
+    values: Bytes = (packed.reshape(n, n_chunks, 1, -1) >> shifts) & np.uint8(mask)
+    return values.reshape(n, -1)
 
 
 def _spread(scales: Floats) -> Floats:

@@ -38,7 +38,7 @@ def _nibbles(qs: Bytes) -> Bytes:
 
 
 def _fifth_bits(qh: Bytes) -> Bytes:
-    return np.unpackbits(qh, axis=1, bitorder="little") << 4
+    return np.unpackbits(qh, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _dequantize_q4_0(blocks: Bytes) -> Floats:
@@ -69,13 +69,15 @@ def _dequantize_q8_0(blocks: Bytes) -> Floats:
 def _inverse(d: Floats) -> Floats:
     """1 / d, and 0 where d is 0."""
     with np.errstate(divide="ignore", over="ignore"):
-        return np.where(d == 0, np.float32(0), np.float32(1) / d)
+        inverse: Floats = np.where(d == 0, np.float32(0), np.float32(1) / d)
+    return inverse
 
 
 def _whole(values: Floats, highest: int) -> Bytes:
     """Rounds down to 0..highest."""
     with np.errstate(invalid="ignore"):
-        return np.trunc(values).astype(np.uint8).clip(0, highest)
+        whole: Bytes = np.trunc(values).astype(np.uint8)
+    return whole.clip(0, highest)
 
 
 def _symmetric(values: Floats, half: int) -> tuple[Floats, Bytes]:

@@ -15,7 +15,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class SpmTokenizer(Tokenizer):
-    """Merges the neighbouring pieces whose union scores best, until none is in the vocabulary; unknown text is bytes."""
+    """Merges the neighbours whose union scores best, until no union is in the vocabulary; unknown text is bytes."""
 
     def __init__(self, file: Metadata) -> None:
         vocabulary = read_vocabulary(file, {"bos": 1, "eos": 2, "unknown": 0})
@@ -54,10 +54,10 @@ class SpmTokenizer(Tokenizer):
 def model_proto(vocabulary: Vocabulary, scores: list[float]) -> bytes:
     """A serialized sentencepiece ModelProto.
 
-    Fields by number, from sentencepiece_model.proto: ModelProto pieces 1, trainer_spec 2, normalizer_spec 3; SentencePiece
-    piece 1, score 2, type 3; TrainerSpec model_type 3 (BPE is 2), byte_fallback 35, unk_id 40, bos_id 41, eos_id 42,
-    pad_id 43; NormalizerSpec name 1, add_dummy_prefix 3, remove_extra_whitespaces 4, escape_whitespaces 5. Its type
-    numbers are GGUF's.
+    Fields by number, from sentencepiece_model.proto: ModelProto pieces 1, trainer_spec 2, normalizer_spec 3;
+    SentencePiece piece 1, score 2, type 3; TrainerSpec model_type 3 (BPE is 2), byte_fallback 35, unk_id 40, bos_id 41,
+    eos_id 42, pad_id 43; NormalizerSpec name 1, add_dummy_prefix 3, remove_extra_whitespaces 4, escape_whitespaces 5.
+    Its type numbers are GGUF's.
     """
     unknown = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.UNKNOWN]
     unk_id = unknown[0] if unknown else vocabulary.unk_id or 0
@@ -68,8 +68,8 @@ def model_proto(vocabulary: Vocabulary, scores: list[float]) -> bytes:
     for i, (text, kind, score) in enumerate(zip(vocabulary.texts, vocabulary.types, scores, strict=True)):
         # sentencepiece wants names to be unique and not empty, and one unknown token. A control piece is never found in
         # text; special tokens are cut out before.
-        if not text or text in seen or (kind == TokenType.BYTE and text not in names_of_bytes):
-            text, kind = f"\x00{i}", TokenType.CONTROL
+        if not text or text in seen or "\x00" in text or (kind == TokenType.BYTE and text not in names_of_bytes):
+            text, kind = f"\x01{i}\x01", TokenType.CONTROL
         elif kind not in (TokenType.NORMAL, TokenType.BYTE) and i != unk_id:
             kind = TokenType.CONTROL
         if i == unk_id:

@@ -40,7 +40,7 @@ class Tokenizer(ABC):
         return len(self.vocabulary)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Ids of a text. add_special: with the tokens that start and end one. parse_special: read `<s>` and the like."""
+        """Ids of a text. add_special: with tokens that start and end one. parse_special: read `<s>` and the like."""
         ids: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             ids.append(self.bos_id)

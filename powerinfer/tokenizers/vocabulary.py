@@ -68,7 +68,9 @@ def read_list(file: Metadata, key: str, length: int | None = None) -> list[Any] 
         return None
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise FormatError(f"{key} is {value!r}: expected a list")
-    items = value.to_list() if hasattr(value, "to_list") else value.tolist() if hasattr(value, "tolist") else list(value)
+    items = (
+        value.to_list() if hasattr(value, "to_list") else value.tolist() if hasattr(value, "tolist") else list(value)
+    )
     if length is not None and len(items) != length:
         raise FormatError(f"{key} has {len(items)} entries, but there are {length} tokens")
     return items

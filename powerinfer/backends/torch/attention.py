@@ -68,7 +68,7 @@ class TorchAttention:
         keys[slots, :, positions] = rotate(self.attn_k(h).view(n, spec.n_head_kv, -1), positions, spec.rope)
         values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1)
         out = torch.empty_like(q)
-        for slot in slots.unique():
+        for slot in sorted(set(batch.slots.tolist())):
             mine = slots == slot
             out[mine] = self._attend(q[mine], keys[slot], values[slot], positions[mine])
         residual += self.attn_output(out.reshape(n, -1))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from powerinfer.backends.interface import Activation, Activity, FeedForward
 from powerinfer.backends.torch.linear import TorchLinear, TorchNorm, to_tensor
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.IDENTITY: lambda x: x,
     Activation.RELU: F.relu,
     Activation.SILU: F.silu,
