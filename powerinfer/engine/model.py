@@ -138,7 +138,7 @@ def load(
     if tokenizer.n_vocab > spec.n_vocab:
         notify(f"the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}: those beyond cannot be used")
     options = BackendOptions(n_threads, n_threads_batch, device, notify)
-    transformer = Transformer(spec, create_backend(backend, options))
+    transformer = Transformer(spec, create_backend(backend, options), on_block=file.release_pages)
     model = Model(file, spec, tokenizer, transformer, n_ctx or default_context(spec, notify), n_batch)
     model.timings.load_s = time.perf_counter() - started
     return model

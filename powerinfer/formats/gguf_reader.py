@@ -107,6 +107,11 @@ class GGUFFile:
         """Elements of all tensors: the model's number of parameters."""
         return sum(info.n_elements for info in self.tensors.values())
 
+    def release_pages(self) -> None:
+        """Gives the memory of pages read so far back; they are read again when they are touched."""
+        for part in self._parts:
+            part.release_pages()
+
     def close(self) -> None:
         """No more tensors can be asked for; views that were given out stay valid. Calling it again does nothing."""
         self._closed = True

@@ -52,6 +52,11 @@ class MappedFile:
             raise UsageError(f"{shown}: not a file name") from None
         self.bytes: RawBytes = np.frombuffer(self._map, np.uint8)
 
+    def release_pages(self) -> None:
+        """Gives the memory of pages read so far back to the system, which reads them again when they are touched."""
+        if hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Gives the map back, at once or as soon as the last view of it is gone."""
         self.bytes = np.empty(0, np.uint8)

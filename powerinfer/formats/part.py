@@ -57,6 +57,9 @@ class Part:
         """The whole file, uint8 (size,)."""
         return self._file.bytes
 
+    def release_pages(self) -> None:
+        self._file.release_pages()
+
     def close(self) -> None:
         self._file.close()
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from powerinfer.backends.interface import Backend, Batch, FloatArray, KVCache, ModelSpec
+from collections.abc import Callable
+
+from powerinfer.backends.interface import (
+    AttentionBlock,
+    Backend,
+    Batch,
+    FeedForwardBlock,
+    FloatArray,
+    KVCache,
+    ModelSpec,
+)
 
 
 class Transformer:
-    """A `ModelSpec` compiled by a backend."""
+    """A `ModelSpec` compiled by a backend.
 
-    def __init__(self, spec: ModelSpec, backend: Backend) -> None:
+    on_block is called after each block: what the backend has copied of the file need not stay in memory twice.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: Backend, on_block: Callable[[], None] = lambda: None) -> None:
         self.spec = spec
         self.backend = backend
         self.embedding = backend.embedding(spec.embedding)
-        self.layers = [
-            (backend.attention(layer.attention), backend.feed_forward(layer.feed_forward), layer.parallel)
-            for layer in spec.layers
-        ]
+        self.layers: list[tuple[AttentionBlock, FeedForwardBlock, bool]] = []
+        for layer in spec.layers:
+            blocks = backend.attention(layer.attention), backend.feed_forward(layer.feed_forward), layer.parallel
+            self.layers.append(blocks)
+            on_block()
         self.head = backend.head(spec.head)
+        on_block()
 
     def kv_cache(self, n_ctx: int, n_slots: int = 1) -> KVCache:
         return self.backend.kv_cache(self.spec, n_ctx, n_slots)
