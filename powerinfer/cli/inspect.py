@@ -135,7 +135,7 @@ def _sparsity(sparse: dict[str, Any] | None) -> list[str]:
     how = "runs sparsely" if sparse["runs_sparsely"] else "has predictors, but its magic says to run densely"
     return [
         f"{how}: a layer has {max(sparse['neurons'])} neurons, predictors of rank {described}",
-        f"  threshold {sparse['threshold']}, activation {sparse['activation']}",
+        f"  threshold {_short(sparse['threshold'])}, activation {sparse['activation']}",
         f"  predictors: {sparse['predictor_parameters']:,} parameters, {sparse['predictor_bytes']:,} bytes",
     ]
 
@@ -144,7 +144,7 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         head = ", ".join(_short(item) for item in value[:4])
         return f"[{head}{', ...' if len(value) > 4 else ''}] ({len(value)})"
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = f"{value:.7g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
