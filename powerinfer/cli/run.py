@@ -71,7 +71,13 @@ def run(
         list[str] | None, typer.Option("-r", "--reverse-prompt", metavar="TEXT", help="Stop where this text appears.")
     ] = None,
     escape: Annotated[
-        bool, typer.Option("-e/ ", "--escape/--no-escape", help="Read \\n, \\t, \\x41 and the like in the prompt.")
+        bool,
+        typer.Option(
+            "--escape/--no-escape",
+            "-e/ ",
+            help="Read \\n, \\t, \\x41 and the like in the prompt (on by default).",
+            show_default=False,
+        ),
     ] = True,
     backend: opt.BackendName = "native",
     device: opt.Device = "cpu",

@@ -85,6 +85,7 @@ def train_vocabulary(documents: Sequence[Document], n_vocab: int) -> bytes:
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         character_coverage=1.0,
+        max_sentence_length=1 << 24,  # by default lines of over 4 kB are left out without a word
         split_digits=True,
         unk_id=0,
         bos_id=BOS,
