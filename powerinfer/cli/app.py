@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from powerinfer import __version__
+from powerinfer.cli.bench import bench
 from powerinfer.cli.group import Command, Group
 from powerinfer.cli.inspect import inspect
 from powerinfer.cli.perplexity import perplexity
@@ -41,5 +42,5 @@ def powerinfer(
         typer.echo(context.get_help())
 
 
-for command in (run, perplexity, quantize, inspect, tokenize):
+for command in (run, perplexity, quantize, inspect, tokenize, bench):
     app.command(cls=Command)(command)

@@ -105,5 +105,8 @@ def embed(runtime: Runtime, token_embd: Matrix, tokens: Annotated[NDArray[numpy.
 def logits(runtime: Runtime, norm: Norm, output: Matrix, x: Hidden, outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
     """output · norm(x) of the rows `outputs`: float32 (n_outputs, n_vocab)."""
 
+def read_bandwidth(runtime: Runtime, nbytes: int, repeats: int = 5) -> float:
+    """GB/s at which all threads together read memory, the best of `repeats`."""
+
 def multiply(runtime: Runtime, matrix: Matrix, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
     """x W^T: float32 (n_tokens, n_rows)."""

@@ -31,6 +31,7 @@ from powerinfer.errors import UsageError
 from powerinfer.quantization import TYPES, QuantTensor
 
 ISA_VARIABLE = "POWERINFER_ISA"
+BANDWIDTH_BYTES = 1 << 29  # more than any cache holds
 
 _ACTIVATIONS = {
     Activation.IDENTITY: _kernels.Activation.identity,
@@ -61,6 +62,15 @@ class NativeBackend(Backend):
     def describe(self) -> str:
         runtime = self._runtime
         return f"native: {runtime.isa}, {runtime.n_threads} threads ({runtime.n_threads_batch} for prompts)"
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads for one token, and for several."""
+        return self._runtime.n_threads, self._runtime.n_threads_batch
+
+    def read_bandwidth(self) -> float:
+        """GB/s at which this backend's threads read memory; takes about a second and half a GB of memory."""
+        return _kernels.read_bandwidth(self._runtime, BANDWIDTH_BYTES)
 
     def embedding(self, spec: Embedding) -> NativeEmbedding:
         return NativeEmbedding(self._runtime, self._matrix(spec.token_embd, pack=False))

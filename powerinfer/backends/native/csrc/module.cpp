@@ -7,6 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 
 #include "blocks_of_model.h"
 
@@ -168,6 +170,32 @@ FloatsOut multiply(Runtime& runtime, const OwnedMatrix& w, const Floats2& x) {
     return out;
 }
 
+// GB/s at which all threads together read `nbytes` of memory that no cache holds, the best of `repeats`.
+double read_bandwidth(Runtime& runtime, size_t nbytes, int repeats) {
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    Buffer<uint64_t> buffer;
+    const int64_t n = static_cast<int64_t>(nbytes / sizeof(uint64_t));
+    uint64_t* data = buffer.reserve(n);
+    std::fill_n(data, n, 1);  // pages never written to are all the same one
+    double best = 0;
+    for (int i = 0; i < repeats; i++) {
+        std::atomic<uint64_t> total{0};
+        const auto start = std::chrono::steady_clock::now();
+        runtime.run(1, [&](Region& region) {
+            region.for_each(n, 1 << 15, [&](int64_t begin, int64_t end) {
+                uint64_t sum = 0;
+                for (int64_t j = begin; j < end; j++) sum += data[j];
+                total += sum;
+            });
+        });
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (total != static_cast<uint64_t>(n)) throw std::runtime_error("memory does not hold what was written to it");
+        best = std::max(best, static_cast<double>(n) * sizeof(uint64_t) / seconds / 1e9);
+    }
+    return best;
+}
+
 // The matrix as float32.
 FloatsOut dequantize(const OwnedMatrix& w) {
     FloatsOut out = make_floats(w.matrix.n_rows, w.matrix.n_cols);
@@ -264,5 +292,7 @@ NB_MODULE(_kernels, m) {
           "Hidden state of a batch from rows of the embedding.");
     m.def("logits", &logits, "runtime"_a, "norm"_a, "output"_a, "x"_a, "outputs"_a,
           "output · norm(x) of the rows `outputs`: float32 (n_outputs, n_vocab).");
+    m.def("read_bandwidth", &read_bandwidth, "runtime"_a, "nbytes"_a, "repeats"_a = 5,
+          "GB/s at which all threads together read memory, the best of `repeats`.");
     m.def("multiply", &multiply, "runtime"_a, "matrix"_a, "x"_a, "x W^T: float32 (n_tokens, n_rows).");
 }
