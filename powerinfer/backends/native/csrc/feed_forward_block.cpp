@@ -8,7 +8,6 @@ namespace {
 
 constexpr int kNeuronGrain = 64;   // neurons that a thread takes at a time
 constexpr int kColumnGrain = 256;  // columns of the output that a thread takes at a time, in batches
-constexpr int kAxpyRows = 8;       // neurons added to the output in one pass over it
 // With one token, neurons are cut into this many runs, each summed on its own. A thread takes a run at a time, so sums are
 // made in the same order whatever the number of threads, and results do not depend on it.
 constexpr int kSegments = 32;
@@ -174,9 +173,7 @@ void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, floa
     }
     counts.fired += n_active;
     for (int k = 0; k < n_active; k++) rows[k] = down_.row(active[k]);
-    for (int k = 0; k < n_active; k += kAxpyRows) {
-        down_.kernels->axpy(rows + k, values + k, std::min(kAxpyRows, n_active - k), 0, sum, step.x.n_embd);
-    }
+    if (n_active > 0) down_.kernels->axpy(rows, values, n_active, 0, sum, step.x.n_embd);
 }
 
 // Neurons first..first + n of many tokens, each for the tokens whose own mask names it; h of the others is 0.

@@ -1,6 +1,21 @@
 #include "runtime.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace powerinfer {
+
+void* allocate(size_t nbytes) {
+    constexpr size_t kLine = 64, kHugePage = size_t{2} << 20;
+    const size_t unit = nbytes >= 2 * kHugePage ? kHugePage : kLine;
+    const size_t size = (nbytes + unit - 1) / unit * unit;
+    void* memory = std::aligned_alloc(unit, size);
+#ifdef MADV_HUGEPAGE
+    if (memory != nullptr && unit == kHugePage) madvise(memory, size, MADV_HUGEPAGE);  // advice: may be refused
+#endif
+    return memory;
+}
 
 void Matrix::multiply(int first, int n, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) const {
     int r = 0;

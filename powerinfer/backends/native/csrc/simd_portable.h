@@ -162,6 +162,24 @@ inline Words subtract(const Words& a, int x) { return map_words([&](int i) { ret
 inline Words add_fifth_bits(const Words& a, uint16_t bits) {
     return map_words([&](int i) { return a.v[i] + ((bits >> i) & 1) * 16; });
 }
+// Words of a and b in turn, of their first 8 and their last 8 columns, in an order that only `in_order` knows.
+inline Words interleave_low(const Words& a, const Words& b) {
+    return map_words([&](int i) { return i % 2 ? b.v[i / 2] : a.v[i / 2]; });
+}
+inline Words interleave_high(const Words& a, const Words& b) {
+    return map_words([&](int i) { return i % 2 ? b.v[8 + i / 2] : a.v[8 + i / 2]; });
+}
+inline void in_order(I32&, I32&) {}
+// Lane i: the two numbers, rounded to 16 bits, as a pair of words.
+inline I32 pair_of(const F32& a, const F32& b) {
+    I32 y;
+    for (int i = 0; i < 8; i++) {
+        const int16_t pair[2] = {static_cast<int16_t>(std::nearbyintf(a.v[i])), static_cast<int16_t>(std::nearbyintf(b.v[i]))};
+        std::memcpy(&y.v[i], pair, 4);
+    }
+    return y;
+}
+inline void store_i32(int32_t* p, const I32& a) { std::memcpy(p, a.v, 32); }
 inline F32 first_half(const Words& a) { return map([&](int i) { return static_cast<float>(a.v[i]); }); }
 inline F32 second_half(const Words& a) { return map([&](int i) { return static_cast<float>(a.v[i + 8]); }); }
 
@@ -181,6 +199,6 @@ inline int quantize_32(const float* x, float scale, int16_t* q) {
     return total;
 }
 
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace powerinfer::SIMD_NAMESPACE
