@@ -146,7 +146,7 @@ void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
               n_splits,
               n_splits == 1 ? last + 1 : 256,
               partial_size};
-    const size_t tile = static_cast<size_t>(n_tokens) * Runtime::kRowGrain;
+    const size_t tile = Runtime::tile_size(output_.n_rows, n_tokens);
     scratch.tiles.reserve(tile * runtime_.max_threads());
 
     runtime_.run(n_tokens, [&](Region& region) {

@@ -71,11 +71,10 @@ void FeedForwardBlock::forward(Hidden& x, Hidden& residual) {
 
 void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
     const int n_tokens = x.n_tokens;
-    constexpr int grain = Runtime::kRowGrain;
     Scratch& scratch = runtime_.scratch;
     scratch.normed.reserve(n_tokens, x.n_embd, up_.takes_rounded() || gate_.takes_rounded());
     scratch.wide.reserve(n_tokens, n_ff_, down_.takes_rounded());
-    const size_t tile = static_cast<size_t>(n_tokens) * grain;
+    const size_t tile = Runtime::tile_size(std::max(n_ff_, x.n_embd), n_tokens);
     scratch.tiles.reserve(2 * tile * runtime_.max_threads());
 
     // gate and up of the same rows, joined while they are in the cache
@@ -102,7 +101,7 @@ void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
             scratch.normed.round(runtime_.kernels, t);
         });
         region.barrier();
-        region.for_each(n_ff_, grain, [&](int64_t begin, int64_t end) {
+        region.for_each(n_ff_, runtime_.row_grain(n_ff_, n_tokens), [&](int64_t begin, int64_t end) {
             rows(static_cast<int>(begin), static_cast<int>(end - begin), mine, mine + tile);
         });
         region.barrier();

@@ -37,7 +37,7 @@ void Matrix::multiply(int first, int n, const Activations& a, int n_tokens, floa
 
 void Runtime::matmul(Region& region, const Matrix& w, const Activations& a, int n_tokens, float* out, ptrdiff_t ld,
                      bool add, float* tile) const {
-    region.for_each(w.n_rows, kRowGrain, [&](int64_t begin, int64_t end) {
+    region.for_each(w.n_rows, row_grain(w.n_rows, n_tokens), [&](int64_t begin, int64_t end) {
         const int first = static_cast<int>(begin), n = static_cast<int>(end - begin);
         if (!add) return w.multiply(first, n, a, n_tokens, out + first, ld);
         w.multiply(first, n, a, n_tokens, tile, n);
