@@ -155,6 +155,16 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         load(other)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_damaged_weights_are_an_error_not_nonsense(tmp_path: Path, backend: str) -> None:
+    file = TinyLlama(sparse=True, kind="F16").build()
+    file.tensors["blk.1.attn_v.weight"].data[5, :2] = [0xFF, 0x7F]  # not a number
+    model = load(file.write(tmp_path / "nan.gguf"), backend=backend)
+    with pytest.raises(FormatError, match="its weights are damaged"):
+        list(model.generate([1, 5, 7], n_predict=4))
+
+
 def test_the_native_path_imports_no_torch() -> None:
     code = (
         "import sys, powerinfer; list(powerinfer.load().generate('And', n_predict=2)); sys.exit('torch' in sys.modules)"

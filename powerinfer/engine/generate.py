@@ -11,7 +11,7 @@ import numpy as np
 from powerinfer.backends.interface import Batch, FloatArray, KVCache
 from powerinfer.engine.sampling import Sampler
 from powerinfer.engine.timings import Timings
-from powerinfer.errors import UsageError
+from powerinfer.errors import FormatError, UsageError
 from powerinfer.models import Transformer
 from powerinfer.tokenizers import StreamDecoder, Tokenizer
 
@@ -45,7 +45,10 @@ class TokenSequence:
         return self.cache.n_ctx - self.n_past
 
     def feed(self, tokens: Sequence[int], n_batch: int, timings: Timings, prompt: bool) -> FloatArray:
-        """Evaluates `tokens` after those before; logits float32 (n_vocab,) after the last. There must be room."""
+        """Evaluates `tokens` after those before; logits float32 (n_vocab,) after the last. There must be room.
+
+        Raises FormatError where the logits are not finite.
+        """
         ids = np.asarray(tokens, np.int32)
         logits: FloatArray | None = None
         for start in range(0, len(ids), n_batch):
@@ -59,6 +62,8 @@ class TokenSequence:
             self.tokens.extend(piece.tolist())
         assert logits is not None, "at least one token is fed"
         last_row: FloatArray = logits[0]
+        if not np.isfinite(last_row.max()):
+            raise FormatError("the model gives scores that are not numbers: its weights are damaged")
         return last_row
 
 
