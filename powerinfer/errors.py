@@ -21,3 +21,9 @@ class UnsupportedError(PowerInferError):
 
 class UsageError(PowerInferError):
     """An argument's value does not make sense, alone or with the model at hand."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """A value as a message can hold it: on one line, and not longer than `limit` characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."

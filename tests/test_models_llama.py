@@ -106,6 +106,7 @@ def broken(change: dict[str, Any] | None = None, without: str = "", **tensors: Q
         (broken({"llama.block_count": 3}), "lacks the tensor blk.2"),
         (broken({"llama.block_count": -1}), "llama.block_count is -1"),
         (broken({"llama.embedding_length": "96"}), "llama.embedding_length is '96'"),
+        (broken({"llama.embedding_length": np.arange(5000)}), "llama.embedding_length is array([ 0, 1, 2,"),
         (broken({"llama.embedding_length": 97}), "token_embd.weight has the shape 61 x 96, expected any x 97"),
         (broken({"llama.attention.head_count": True}), "head_count is True"),
         (broken({"llama.attention.head_count_kv": 4}), "not a multiple of head_count_kv, 4"),

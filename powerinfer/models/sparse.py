@@ -6,7 +6,7 @@ import math
 import os
 
 from powerinfer.backends.interface import Activation, Predictor
-from powerinfer.errors import FormatError, UsageError
+from powerinfer.errors import FormatError, UsageError, shown
 from powerinfer.models.spec import ModelFile, ModelOptions, Weights
 
 THRESHOLD_VARIABLE = "LLAMA_SPARSE_PRED_THRESHOLD"
@@ -22,7 +22,7 @@ def read_activation(file: ModelFile, options: ModelOptions) -> Activation:
         return Activation(name)
     except ValueError:
         known = ", ".join(a.value for a in Activation)
-        raise FormatError(f"powerinfer.activation is {name!r}: expected one of {known}") from None
+        raise FormatError(f"powerinfer.activation is {shown(name)}: expected one of {known}") from None
 
 
 def read_threshold(file: ModelFile, options: ModelOptions) -> float:
@@ -36,11 +36,11 @@ def read_threshold(file: ModelFile, options: ModelOptions) -> float:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UsageError(f"{THRESHOLD_VARIABLE} is {text!r}: expected a finite number")
+            raise UsageError(f"{THRESHOLD_VARIABLE} is {shown(text)}: expected a finite number")
         return value
     stored = file.get("powerinfer.sparse_threshold", 0.0)
     if isinstance(stored, bool) or not isinstance(stored, (int, float)) or not math.isfinite(stored):
-        raise FormatError(f"powerinfer.sparse_threshold is {stored!r}: expected a finite number")
+        raise FormatError(f"powerinfer.sparse_threshold is {shown(stored)}: expected a finite number")
     return float(stored)
 
 

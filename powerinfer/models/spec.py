@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from powerinfer.backends.interface import Activation, Linear, ModelSpec, Norm, NormKind
-from powerinfer.errors import FormatError, UnsupportedError
+from powerinfer.errors import FormatError, UnsupportedError, shown
 from powerinfer.quantization import QuantTensor
 
 
@@ -53,7 +53,7 @@ class HyperParameters:
         if value is None:
             raise FormatError(f"the model lacks the key {name}: the file is incomplete, convert it again")
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise FormatError(f"{name} is {value!r}: expected an integer from {low} to {high}")
+            raise FormatError(f"{name} is {shown(value)}: expected an integer from {low} to {high}")
         return value
 
     def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:
@@ -62,15 +62,15 @@ class HyperParameters:
         if value is None:
             raise FormatError(f"the model lacks the key {name}: the file is incomplete, convert it again")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise FormatError(f"{name} is {value!r}: expected a finite number")
+            raise FormatError(f"{name} is {shown(value)}: expected a finite number")
         if positive and value <= 0:
-            raise FormatError(f"{name} is {value!r}: expected a number above 0")
+            raise FormatError(f"{name} is {shown(value)}: expected a number above 0")
         return float(value)
 
     def text(self, key: str, default: str) -> str:
         value = self._file.get(f"{self._architecture}.{key}", default)
         if not isinstance(value, str):
-            raise FormatError(f"{self._architecture}.{key} is {value!r}: expected a string")
+            raise FormatError(f"{self._architecture}.{key} is {shown(value)}: expected a string")
         return value
 
 
@@ -131,8 +131,8 @@ def build_spec(file: ModelFile, options: ModelOptions) -> ModelSpec:
     """
     name = file.get("general.architecture")
     if not isinstance(name, str):
-        raise FormatError(f"general.architecture is {name!r}: expected a string")
+        raise FormatError(f"general.architecture is {shown(name)}: expected a string")
     if name not in _ARCHITECTURES:
         known = ", ".join(sorted(_ARCHITECTURES))
-        raise UnsupportedError(f"unsupported model architecture {name!r}: supported are {known}")
+        raise UnsupportedError(f"unsupported model architecture {shown(name)}: supported are {known}")
     return _ARCHITECTURES[name](file, options)

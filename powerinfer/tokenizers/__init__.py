@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from powerinfer.errors import FormatError, UnsupportedError
+from powerinfer.errors import FormatError, UnsupportedError, shown
 from powerinfer.tokenizers.tokenizer import StreamDecoder, Tokenizer
 from powerinfer.tokenizers.vocabulary import Metadata
 
@@ -25,4 +25,4 @@ def load_tokenizer(file: Metadata) -> Tokenizer:
         return BpeTokenizer(file)
     if kind is None:
         raise FormatError("the model has no tokenizer: tokenizer.ggml.model is missing")
-    raise UnsupportedError(f"unknown tokenizer {kind!r} (tokenizer.ggml.model): known are llama, gpt2")
+    raise UnsupportedError(f"unknown tokenizer {shown(kind)} (tokenizer.ggml.model): known are llama, gpt2")

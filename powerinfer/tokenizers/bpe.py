@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from powerinfer.errors import FormatError
+from powerinfer.errors import FormatError, shown
 from powerinfer.tokenizers.pretokenizers import find_pretokenizer
 from powerinfer.tokenizers.tokenizer import Tokenizer
 from powerinfer.tokenizers.vocabulary import Metadata, Vocabulary, read_list, read_vocabulary
@@ -58,7 +58,9 @@ def read_merges(file: Metadata, vocabulary: Vocabulary, ids: dict[str, int]) -> 
         # the space that separates is not the first character, which can be a space itself
         at = line.find(" ", 1) if isinstance(line, str) else -1
         if at < 0:
-            raise FormatError(f"tokenizer.ggml.merges[{i}] is {line!r}: expected two pieces and a space between them")
+            raise FormatError(
+                f"tokenizer.ggml.merges[{i}] is {shown(line)}: expected two pieces and a space between them"
+            )
         pair = line[:at], line[at + 1 :]
         if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids:
             merges.append(pair)

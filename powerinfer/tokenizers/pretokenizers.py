@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from powerinfer.errors import FormatError, UnsupportedError
+from powerinfer.errors import FormatError, UnsupportedError, shown
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -61,7 +61,9 @@ _BY_NAME = {
 def find_pretokenizer(name: object) -> PreTokenizer:
     """Raises UnsupportedError for a name that is not known here."""
     if not isinstance(name, str):
-        raise FormatError(f"tokenizer.ggml.pre is {name!r}: expected a string")
+        raise FormatError(f"tokenizer.ggml.pre is {shown(name)}: expected a string")
     if name not in _BY_NAME:
-        raise UnsupportedError(f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre): known are {', '.join(_BY_NAME)}")
+        raise UnsupportedError(
+            f"unknown pre-tokenizer {shown(name)} (tokenizer.ggml.pre): known are {', '.join(_BY_NAME)}"
+        )
     return _BY_NAME[name]

@@ -6,7 +6,7 @@ import math
 import re
 import struct
 
-from powerinfer.errors import FormatError
+from powerinfer.errors import FormatError, shown
 from powerinfer.tokenizers.tokenizer import Tokenizer
 from powerinfer.tokenizers.vocabulary import Metadata, TokenType, Vocabulary, read_bool, read_list, read_vocabulary
 
@@ -28,7 +28,7 @@ class SpmTokenizer(Tokenizer):
         scores = read_list(file, "tokenizer.ggml.scores", len(vocabulary)) or [0.0] * len(vocabulary)
         for i, score in enumerate(scores):
             if not isinstance(score, (int, float)) or math.isnan(score):
-                raise FormatError(f"tokenizer.ggml.scores[{i}] is {score!r}: expected a number")
+                raise FormatError(f"tokenizer.ggml.scores[{i}] is {shown(score)}: expected a number")
         from sentencepiece import SentencePieceProcessor
 
         self._processor = SentencePieceProcessor()

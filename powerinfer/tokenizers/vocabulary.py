@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from powerinfer.errors import FormatError
+from powerinfer.errors import FormatError, shown
 
 MAX_TOKENS = 1 << 24
 
@@ -67,7 +67,7 @@ def read_list(file: Metadata, key: str, length: int | None = None) -> list[Any] 
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise FormatError(f"{key} is {value!r}: expected a list")
+        raise FormatError(f"{key} is {shown(value)}: expected a list")
     items = (
         value.to_list() if hasattr(value, "to_list") else value.tolist() if hasattr(value, "tolist") else list(value)
     )
@@ -79,7 +79,7 @@ def read_list(file: Metadata, key: str, length: int | None = None) -> list[Any] 
 def read_bool(file: Metadata, key: str, default: bool) -> bool:
     value = file.get(key, default)
     if not isinstance(value, (bool, np.bool_)):
-        raise FormatError(f"{key} is {value!r}: expected true or false")
+        raise FormatError(f"{key} is {shown(value)}: expected true or false")
     return bool(value)
 
 
@@ -95,11 +95,11 @@ def read_vocabulary(file: Metadata, default_ids: dict[str, int]) -> Vocabulary:
         raise FormatError(f"tokenizer.ggml.tokens has {len(texts)} entries: at most {MAX_TOKENS} are supported")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise FormatError(f"tokenizer.ggml.tokens[{i}] is {text!r}: expected a string")
+            raise FormatError(f"tokenizer.ggml.tokens[{i}] is {shown(text)}: expected a string")
     types = read_list(file, "tokenizer.ggml.token_type", len(texts)) or [int(TokenType.NORMAL)] * len(texts)
     for i, kind in enumerate(types):
         if not isinstance(kind, int):
-            raise FormatError(f"tokenizer.ggml.token_type[{i}] is {kind!r}: expected an integer")
+            raise FormatError(f"tokenizer.ggml.token_type[{i}] is {shown(kind)}: expected an integer")
 
     def special_id(name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
@@ -108,7 +108,7 @@ def read_vocabulary(file: Metadata, default_ids: dict[str, int]) -> Vocabulary:
             fallback = default_ids.get(name)
             return fallback if fallback is not None and fallback < len(texts) else None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FormatError(f"{key} is {value!r}: expected a token id")
+            raise FormatError(f"{key} is {shown(value)}: expected a token id")
         if value in (0xFFFFFFFF, -1):  # how some writers say that there is none
             return None
         if not 0 <= value < len(texts):
