@@ -6,7 +6,8 @@
 namespace powerinfer {
 namespace {
 
-constexpr int kNeuronGrain = 64;   // neurons that a thread takes at a time
+constexpr int kNeuronGrain = 64;   // neurons that a thread computes at a time, in batches
+constexpr int kListGrain = 512;    // and for one token: the first rows of a list are not prefetched, so few long ones
 constexpr int kColumnGrain = 256;  // columns of the output that a thread takes at a time, in batches
 // With one token, neurons are cut into this many runs, each summed on its own. A thread takes a run at a time, so sums are
 // made in the same order whatever the number of threads, and results do not depend on it.
@@ -130,8 +131,8 @@ void FeedForwardBlock::predict_hidden(Region& region, const Step& step) const {
 // gate is open, each as one pass over a list of rows. Their outputs are added to `sum`, n_embd floats.
 void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, float* sum, Counts& counts) const {
     const Scratch& scratch = runtime_.scratch;
-    int active[kNeuronGrain];
-    float values[kNeuronGrain];
+    int active[kListGrain];
+    float values[kListGrain];
     int n_active = 0;
     if (fc2_) {
         fc2_.multiply(first, n, scratch.predictor_mid.view(), 1, values, n);
@@ -144,7 +145,7 @@ void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, floa
     }
     counts.predicted += n_active;
 
-    const uint8_t* rows[kNeuronGrain];
+    const uint8_t* rows[kListGrain];
     const auto product = [&](const Matrix& w, float* to) {
         for (int k = 0; k < n_active; k++) rows[k] = w.row(active[k]);
         w.kernels->matmul(rows, n_active, scratch.normed.view(), nullptr, 1, to, n_active);
@@ -164,7 +165,7 @@ void FeedForwardBlock::neurons_of_token(const Step& step, int first, int n, floa
     activate(activation_, values, n_active);
     drop_zeros();
     if (gate_) {
-        float u[kNeuronGrain];
+        float u[kListGrain];
         product(up_, u);
         activate(up_activation_, u, n_active);
         for (int k = 0; k < n_active; k++) values[k] *= u[k];
@@ -270,8 +271,9 @@ void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
             const int begin = k * segment, end = std::min(begin + segment, n_ff_);
             float* sum = scratch.sums.data() + k * n_embd;
             if (n_tokens == 1) std::memset(sum, 0, sizeof(float) * n_embd);
-            for (int first = begin; first < end; first += kNeuronGrain) {
-                const int n = std::min(kNeuronGrain, end - first);
+            const int grain = n_tokens == 1 ? kListGrain : kNeuronGrain;
+            for (int first = begin; first < end; first += grain) {
+                const int n = std::min(grain, end - first);
                 if (n_tokens == 1) {
                     neurons_of_token(step, first, n, sum, found[k]);
                 } else {
