@@ -185,6 +185,8 @@ def test_bad_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         create_backend("gpu", BackendOptions())
     with pytest.raises(UsageError, match="no device 'nonsense'"):
         create_backend("torch", BackendOptions(device="nonsense"))
+    with pytest.raises(UsageError, match="runs on the CPU, not on 'cuda'"):
+        create_backend("native", BackendOptions(device="cuda"))
     monkeypatch.setenv("POWERINFER_ISA", "mmx")
     with pytest.raises(UsageError, match="POWERINFER_ISA is 'mmx'"):
         create_backend("native", BackendOptions())

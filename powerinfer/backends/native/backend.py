@@ -47,7 +47,9 @@ class NativeBackend(Backend):
     name = "native"
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises UsageError for an instruction set in POWERINFER_ISA that this processor lacks."""
+        """Raises UsageError for a device but the CPU, or an instruction set in POWERINFER_ISA that it lacks."""
+        if options.device != "cpu":
+            raise UsageError(f"the native backend runs on the CPU, not on {options.device!r}: choose --backend torch")
         self._options = options
         isa = os.environ.get(ISA_VARIABLE, "")
         known = _kernels.instruction_sets()
