@@ -39,6 +39,12 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
 
 
+def ignore_interrupts() -> None:
+    """From here on the process ends by itself, soon: one more Ctrl-C must not change its exit status."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @contextmanager
 def second_interrupt_exits() -> Iterator[None]:
     """Inside, a first Ctrl-C raises KeyboardInterrupt as ever; a second one ends the process at once, status 130.

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 import typer.core
 
+from powerinfer.cli.console import ignore_interrupts
 from powerinfer.errors import PowerInferError, UsageError
 
 INTERRUPTED = 130
@@ -110,6 +111,7 @@ class Group(typer.core.TyperGroup):
 def _report(error: BaseException) -> int:
     """Prints what a user needs to know; the exit status."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        ignore_interrupts()
         return INTERRUPTED
     if hasattr(error, "format_message"):  # a ClickException, whether Typer uses click or brings its own
         where = getattr(error, "ctx", None)

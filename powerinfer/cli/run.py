@@ -144,7 +144,7 @@ def stream_text(
     model: Model, prompt: str, sampler: Sampler, options: GenerateOptions, *, echo: bool, timings: bool
 ) -> int:
     """Prints the text as it is made, then the timings, also after Ctrl-C; the exit status."""
-    from powerinfer.cli.console import say, second_interrupt_exits, write
+    from powerinfer.cli.console import ignore_interrupts, say, second_interrupt_exits, write
     from powerinfer.cli.group import INTERRUPTED
 
     chunks = model.stream(prompt, sampler, options)
@@ -161,6 +161,8 @@ def stream_text(
             status = INTERRUPTED
         if timings:
             say("\n" + model.timings.report())
+        if status == INTERRUPTED:
+            ignore_interrupts()
     return status
 
 
