@@ -29,33 +29,20 @@ _GPT2 = PreTokenizer((GPT2,))
 _DIGITS_APART = PreTokenizer((r"\p{N}", GPT2))
 _LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)
 _QWEN2 = PreTokenizer((QWEN2,))
-_BY_NAME = {
-    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "jina-es": _GPT2,
-    "jina-de": _GPT2,
-    "jina-v2-es": _GPT2,
-    "jina-v2-de": _GPT2,
-    "gigachat": _GPT2,
-    "mellum": _GPT2,
-    "mpt": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _DIGITS_APART,
-    "starcoder": _DIGITS_APART,
-    "refact": _DIGITS_APART,
-    "command-r": _DIGITS_APART,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
-    "falcon3": _LLAMA3,
-    "falcon-h1": _LLAMA3,
-    "pixtral": _LLAMA3,
-    "lfm2": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
+_FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"))
+_NAMES = {
+    _DEFAULT: "default",
+    _GPT2: "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 mpt olmo jais"
+    " trillion granite-docling",
+    _DIGITS_APART: "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    _LLAMA3: "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    PreTokenizer((LLAMA3,)): "dbrx smaug-bpe chatglm-bpe",
+    PreTokenizer((LLAMA3,), ignore_merges=True): "glm4 glm5",
+    _FALCON: "falcon",
+    _QWEN2: "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
 }
+_BY_NAME = {name: pre for pre, names in _NAMES.items() for name in names.split()}
 
 
 def find_pretokenizer(name: object) -> PreTokenizer:
