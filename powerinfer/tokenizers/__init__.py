@@ -15,6 +15,10 @@ def load_tokenizer(file: Metadata) -> Tokenizer:
     Raises FormatError for a vocabulary that contradicts itself, UnsupportedError for a kind that is not known here.
     """
     kind = file.get("tokenizer.ggml.model")
+    if kind is None:
+        raise FormatError("the model has no tokenizer: tokenizer.ggml.model is missing")
+    if not isinstance(kind, str):  # an array would not even compare
+        raise FormatError(f"tokenizer.ggml.model is {shown(kind)}: expected a string")
     if kind == "llama":
         from powerinfer.tokenizers.spm import SpmTokenizer
 
@@ -23,6 +27,4 @@ def load_tokenizer(file: Metadata) -> Tokenizer:
         from powerinfer.tokenizers.bpe import BpeTokenizer
 
         return BpeTokenizer(file)
-    if kind is None:
-        raise FormatError("the model has no tokenizer: tokenizer.ggml.model is missing")
     raise UnsupportedError(f"unknown tokenizer {shown(kind)} (tokenizer.ggml.model): known are llama, gpt2")

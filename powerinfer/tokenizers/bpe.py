@@ -5,7 +5,7 @@ from __future__ import annotations
 from powerinfer.errors import FormatError, shown
 from powerinfer.tokenizers.pretokenizers import find_pretokenizer
 from powerinfer.tokenizers.tokenizer import Tokenizer
-from powerinfer.tokenizers.vocabulary import Metadata, Vocabulary, read_list, read_vocabulary
+from powerinfer.tokenizers.vocabulary import Metadata, Vocabulary, check_types, read_list, read_vocabulary
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -49,19 +49,19 @@ class BpeTokenizer(Tokenizer):
 
 
 def read_merges(file: Metadata, vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Pairs to merge, first the most urgent; those that make no token are left out."""
+    """Pairs to merge, first the most urgent; those that make no token are left out, those that come again too."""
     lines = read_list(file, "tokenizer.ggml.merges")
     if lines is None:
         raise FormatError("the model's tokenizer is incomplete: tokenizer.ggml.merges is missing")
+    check_types(lines, str, "tokenizer.ggml.merges")
     merges = []
-    for i, line in enumerate(lines):
+    for line in dict.fromkeys(lines):
         # the space that separates is not the first character, which can be a space itself
-        at = line.find(" ", 1) if isinstance(line, str) else -1
+        at = line.find(" ", 1)
         if at < 0:
-            raise FormatError(
-                f"tokenizer.ggml.merges[{i}] is {shown(line)}: expected two pieces and a space between them"
-            )
-        pair = line[:at], line[at + 1 :]
-        if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids:
-            merges.append(pair)
+            key = f"tokenizer.ggml.merges[{lines.index(line)}]"
+            raise FormatError(f"{key} is {shown(line)}: expected two pieces and a space between them")
+        left, right = line[:at], line[at + 1 :]
+        if left in ids and right in ids and left + right in ids:
+            merges.append((left, right))
     return merges

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import re
-import struct
-
 from powerinfer.errors import FormatError, shown
+from powerinfer.tokenizers.protobuf import float32, message, number, string
 from powerinfer.tokenizers.tokenizer import Tokenizer
 from powerinfer.tokenizers.vocabulary import Metadata, TokenType, Vocabulary, read_bool, read_list, read_vocabulary
 
 SPACE = "\u2581"
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MAX_SCORE = 3.4e38  # of a 32-bit float
+BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+# What tokens are to sentencepiece, where they are not ordinary pieces. It has room for one unknown token only. The type
+# numbers are GGUF's.
+_PIECE_TYPES: dict[int, TokenType] = {
+    TokenType.BYTE: TokenType.BYTE,
+    TokenType.CONTROL: TokenType.CONTROL,
+    TokenType.UNKNOWN: TokenType.CONTROL,
+}
 
 
 class SpmTokenizer(Tokenizer):
@@ -27,7 +32,7 @@ class SpmTokenizer(Tokenizer):
         self._space_only_if_plain = unsaid and getattr(file, "is_powerinfer", False)
         scores = read_list(file, "tokenizer.ggml.scores", len(vocabulary)) or [0.0] * len(vocabulary)
         for i, score in enumerate(scores):
-            if not isinstance(score, (int, float)) or math.isnan(score):
+            if not isinstance(score, (int, float)) or not abs(score) <= MAX_SCORE:
                 raise FormatError(f"tokenizer.ggml.scores[{i}] is {shown(score)}: expected a number")
         from sentencepiece import SentencePieceProcessor
 
@@ -44,68 +49,47 @@ class SpmTokenizer(Tokenizer):
         return ids
 
     def _plain_piece(self, token: int) -> bytes:
-        text = self.vocabulary.texts[token]
-        if self.vocabulary.types[token] == TokenType.BYTE:
-            found = _BYTE.fullmatch(text)
-            return bytes([int(found[1], 16)]) if found else b""
-        return text.replace(SPACE, " ").encode()
+        return self.vocabulary.texts[token].replace(SPACE, " ").encode("utf-8", "replace")
 
 
 def model_proto(vocabulary: Vocabulary, scores: list[float]) -> bytes:
     """A serialized sentencepiece ModelProto.
 
     Fields by number, from sentencepiece_model.proto: ModelProto pieces 1, trainer_spec 2, normalizer_spec 3;
-    SentencePiece piece 1, score 2, type 3; TrainerSpec model_type 3 (BPE is 2), byte_fallback 35, unk_id 40, bos_id 41,
-    eos_id 42, pad_id 43; NormalizerSpec name 1, add_dummy_prefix 3, remove_extra_whitespaces 4, escape_whitespaces 5.
-    Its type numbers are GGUF's.
+    TrainerSpec model_type 3 (BPE is 2), byte_fallback 35, unk_id 40, bos_id 41, eos_id 42, pad_id 43;
+    NormalizerSpec name 1, add_dummy_prefix 3, remove_extra_whitespaces 4, escape_whitespaces 5.
     """
     unknown = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.UNKNOWN]
     unk_id = unknown[0] if unknown else vocabulary.unk_id or 0
+    pieces, byte_fallback = piece_protos(vocabulary, scores, unk_id)
+    trainer = number(3, 2) + number(35, int(byte_fallback)) + number(40, unk_id)
+    trainer += number(41, -1) + number(42, -1) + number(43, -1)
+    normalizer = string(1, "identity") + number(3, 0) + number(4, 0) + number(5, 1)
+    return b"".join([*pieces, message(2, trainer), message(3, normalizer)])
+
+
+def piece_protos(vocabulary: Vocabulary, scores: list[float], unk_id: int) -> tuple[list[bytes], bool]:
+    """The tokens as fields of a ModelProto, and whether there is one for every byte.
+
+    SentencePiece: piece 1, score 2, type 3. User-defined and unused tokens become ordinary pieces: merging makes them
+    in llama.cpp too. There it also makes control tokens where pieces happen to add up to one's name; here it does not,
+    so that a text cannot.
+    """
+    types = {int(kind): number(3, int(kind)) for kind in TokenType}
     seen: set[str] = set()
-    names_of_bytes = {f"<0x{i:02X}>" for i in range(256)}
-    found_bytes: set[str] = set()
-    out = bytearray()
-    for i, (text, kind, score) in enumerate(zip(vocabulary.texts, vocabulary.types, scores, strict=True)):
-        # sentencepiece wants names to be unique and not empty, and one unknown token. A control piece is never found in
-        # text; special tokens are cut out before.
-        if not text or text in seen or "\x00" in text or (kind == TokenType.BYTE and text not in names_of_bytes):
-            text, kind = f"\x01{i}\x01", TokenType.CONTROL
-        elif kind not in (TokenType.NORMAL, TokenType.BYTE) and i != unk_id:
-            kind = TokenType.CONTROL
-        if i == unk_id:
-            kind = TokenType.UNKNOWN
-        elif kind == TokenType.BYTE:
-            found_bytes.add(text)
+    protos = []
+    n_bytes = 0
+    for i, (text, token_type, score) in enumerate(zip(vocabulary.texts, vocabulary.types, scores, strict=True)):
+        kind = TokenType.UNKNOWN if i == unk_id else _PIECE_TYPES.get(token_type, TokenType.NORMAL)
+        if text in BYTE_NAMES and i != unk_id:  # also in files without types
+            kind = TokenType.BYTE
+        # sentencepiece wants names to be unique and not empty. A control piece is never found in text; special tokens
+        # are cut out before.
+        if not text or text in seen or "\x00" in text or (kind == TokenType.BYTE and text not in BYTE_NAMES):
+            text = f"\x01{i}\x01"
+            kind = kind if i == unk_id else TokenType.CONTROL
+        n_bytes += kind == TokenType.BYTE
         seen.add(text)
-        out += _message(1, _string(1, text) + _float(2, score) + _number(3, int(kind)))
-    byte_fallback = found_bytes == names_of_bytes
-    trainer = _number(3, 2) + _number(35, int(byte_fallback)) + _number(40, unk_id)
-    trainer += _number(41, -1) + _number(42, -1) + _number(43, -1)
-    normalizer = _string(1, "identity") + _number(3, 0) + _number(4, 0) + _number(5, 1)
-    return bytes(out + _message(2, trainer) + _message(3, normalizer))
-
-
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _float(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 5) + struct.pack("<f", value)
-
-
-def _message(field: int, contents: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(contents)) + contents
-
-
-def _string(field: int, text: str) -> bytes:
-    return _message(field, text.encode("utf-8", "replace"))
+        # + 0.0 makes 0.0 of -0.0, which sentencepiece 0.2.3 takes for less when it compares scores
+        protos.append(message(1, string(1, text) + float32(2, score + 0.0) + types[kind]))
+    return protos, n_bytes == len(BYTE_NAMES)

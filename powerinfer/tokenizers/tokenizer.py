@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -15,6 +16,8 @@ from powerinfer.tokenizers.vocabulary import (
     split_special,
     without_surrogates,
 )
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer(ABC):
@@ -59,14 +62,20 @@ class Tokenizer(ABC):
         return self.vocabulary.types[self._check(token)] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """Bytes of one token; control tokens give their name if `special`, else nothing.
+        """Bytes of one token; control tokens give their name if `special`, else nothing. Unused ones give nothing.
 
         Raises UsageError for an id that the vocabulary lacks.
         """
-        text, kind = self.vocabulary.texts[self._check(token)], self.vocabulary.types[token]
+        kind = self.vocabulary.types[self._check(token)]
+        if kind == TokenType.NORMAL:
+            return self._plain_piece(token)
+        text = self.vocabulary.texts[token]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            return text.encode() if special else b""
-        return text.encode() if kind == TokenType.USER_DEFINED else self._plain_piece(token)
+            return text.encode("utf-8", "replace") if special else b""
+        if kind == TokenType.USER_DEFINED:
+            return text.encode("utf-8", "replace")
+        byte = _BYTE.fullmatch(text) if kind == TokenType.BYTE else None
+        return bytes([int(byte[1], 16)]) if byte else b""
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD."""
@@ -83,7 +92,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _plain_piece(self, token: int) -> bytes:
-        """Bytes of a token that is neither control nor user-defined."""
+        """Bytes of a token of the type NORMAL."""
 
 
 class StreamDecoder:

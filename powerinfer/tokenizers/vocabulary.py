@@ -16,18 +16,31 @@ MAX_TOKENS = 1 << 24
 # Tokens that end a turn or a text, as models name them; a file need not say that they do.
 END_NAMES = frozenset(
     [
+        "</s>",
+        "<eos>",
+        "[EOS]",
         "<|eot_id|>",
         "<|im_end|>",
         "<|end|>",
         "<end_of_turn>",
+        "<end_of_utterance>",
         "<|endoftext|>",
         "<|end_of_text|>",
         "<|eom_id|>",
         "<EOT>",
         "_<EOT>",
+        "[EOT]",
         "<｜end▁of▁sentence｜>",
     ]
 )
+
+# Marks of fill-in-the-middle prompts behind which nothing of the answer follows: by the key that names one, and as
+# models name it where the file does not. llama.cpp ends generation there too.
+FILL_IN_NAMES = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
 
 
 class Metadata(Protocol):
@@ -43,6 +56,10 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+_APART = frozenset([TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN])  # cut out before text is merged
+_TYPE_NAMES = {str: "a string", int: "an integer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,15 @@ def read_list(file: Metadata, key: str, length: int | None = None) -> list[Any] 
     return items
 
 
+def check_types(items: list[Any], wanted: type, key: str) -> None:
+    """Raises FormatError for the first item that is not of the type."""
+    if set(map(type, items)) <= {wanted}:
+        return
+    for i, item in enumerate(items):
+        if type(item) is not wanted:
+            raise FormatError(f"{key}[{i}] is {shown(item)}: expected {_TYPE_NAMES[wanted]}")
+
+
 def read_bool(file: Metadata, key: str, default: bool) -> bool:
     value = file.get(key, default)
     if not isinstance(value, (bool, np.bool_)):
@@ -93,13 +119,9 @@ def read_vocabulary(file: Metadata, default_ids: dict[str, int]) -> Vocabulary:
         raise FormatError("the model has no tokenizer: tokenizer.ggml.tokens is missing or empty")
     if len(texts) > MAX_TOKENS:
         raise FormatError(f"tokenizer.ggml.tokens has {len(texts)} entries: at most {MAX_TOKENS} are supported")
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise FormatError(f"tokenizer.ggml.tokens[{i}] is {shown(text)}: expected a string")
+    check_types(texts, str, "tokenizer.ggml.tokens")
     types = read_list(file, "tokenizer.ggml.token_type", len(texts)) or [int(TokenType.NORMAL)] * len(texts)
-    for i, kind in enumerate(types):
-        if not isinstance(kind, int):
-            raise FormatError(f"tokenizer.ggml.token_type[{i}] is {shown(kind)}: expected an integer")
+    check_types(types, int, "tokenizer.ggml.token_type")
 
     def special_id(name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
@@ -115,11 +137,13 @@ def read_vocabulary(file: Metadata, default_ids: dict[str, int]) -> Vocabulary:
             raise FormatError(f"{key} is {value}: this model has tokens 0 to {len(texts) - 1}")
         return value
 
-    ends = {special_id("eos"), special_id("eot"), special_id("eom")} - {None}
-    ends |= {i for i, text in enumerate(texts) if text in END_NAMES}
-    apart = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    special = [(text, i) for i, (text, kind) in enumerate(zip(texts, types, strict=True)) if kind in apart and text]
-    special.sort(key=lambda item: -len(item[0]))
+    names = END_NAMES.union(*(usual for name, usual in FILL_IN_NAMES.items() if special_id(name) is None))
+    named = {i for i, text in enumerate(texts) if text in names}
+    for i in named:  # as llama.cpp does: a file that takes them for ordinary tokens would show them to the user
+        types[i] = int(TokenType.CONTROL)
+    ends = named | {special_id(name) for name in ("eos", "eot", "eom", *FILL_IN_NAMES)}
+    special = [(texts[i], i) for i, kind in enumerate(types) if kind in _APART and texts[i]]
+    special.sort(key=lambda item: -len(item[0].encode("utf-8", "replace")))
     return Vocabulary(
         texts=texts,
         types=types,
@@ -134,7 +158,7 @@ def read_vocabulary(file: Metadata, default_ids: dict[str, int]) -> Vocabulary:
 def split_special(text: str, vocabulary: Vocabulary, parse_special: bool) -> list[str | int]:
     """Text cut at tokens that are never made by merging: strings, and ids of the tokens between them.
 
-    User-defined tokens are always found, control tokens only if `parse_special`. The longest token comes first.
+    User-defined tokens are always found, control tokens only if `parse_special`. The longest, in bytes, comes first.
     """
     parts: list[str | int] = [text] if text else []
     for token, token_id in vocabulary.special:
