@@ -45,6 +45,11 @@ def tokenize(
     elif ids:
         write(f"{tokens}\n")
     else:
-        write("".join(f"{token:6d} -> {piece!r}\n" for token, piece in zip(tokens, pieces, strict=True)))
+        write("".join(f"{token:6d} -> '{_on_one_line(piece)}'\n" for token, piece in zip(tokens, pieces, strict=True)))
     if show_count and not as_json:
         write(f"Total number of tokens: {len(tokens)}\n")
+
+
+def _on_one_line(piece: str) -> str:
+    """A piece with escapes for what a terminal would not show, or act upon."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in piece)
