@@ -142,6 +142,49 @@ def test_every_instruction_set_gives_the_oracles_logits(isa: str, name: str, mon
     assert error(logits, oracle(spec, tokens)) < CEILING["native"]
 
 
+KV_CEILING = {"f32": 1e-4, "f16": 2e-3, "q8_0": 3e-2}
+"""Errors that a KV cache of each type may cause."""
+
+
+@pytest.mark.parametrize("isa", _kernels.instruction_sets())
+@pytest.mark.parametrize(("k", "v"), [("f32", "f32"), ("f16", "f32"), ("q8_0", "q8_0"), ("q8_0", "f16")])
+@pytest.mark.parametrize(("n_head", "n_head_kv", "head_dim"), [(6, 6, 32), (6, 2, 64), (7, 1, 32)])
+def test_every_type_of_kv_cache(
+    isa: str, k: str, v: str, n_head: int, n_head_kv: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POWERINFER_ISA", isa)
+    shape = TinyLlama(n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim, seed=12)
+    spec = build_spec(shape.build(), ModelOptions())
+    tokens = tokens_of(spec, 75)
+    want = oracle(spec, tokens)
+    options = BackendOptions(n_threads=2, cache_type_k=k, cache_type_v=v)
+    model = Transformer(spec, create_backend("native", options))
+    cache = model.kv_cache(75)
+    at = 0
+    for n in (9, 1, 63, 1, 1):  # one to eight tokens and heads at a time, blocks of 64 positions and parts of them
+        logits = model.forward(Batch.of_sequence(tokens[at : at + n], at, np.arange(n)), cache)
+        assert error(logits, want[at : at + n]) < max(KV_CEILING[k], KV_CEILING[v])
+        at += n
+
+
+def test_a_kv_cache_takes_the_bytes_of_its_types() -> None:
+    spec = build_spec(TinyLlama(head_dim=32, n_head_kv=2).build(), ModelOptions())
+    for k, v, row in [("", "", 2 * 64), ("f32", "f16", 128 + 64), ("q8_0", "q8_0", 2 * 34)]:
+        backend = create_backend("native", BackendOptions(cache_type_k=k, cache_type_v=v))
+        assert backend.kv_cache(spec, 10, 3).nbytes == 2 * 3 * 2 * 10 * row
+    assert create_backend("torch", BackendOptions(cache_type_v="f16")).kv_cache(spec, 10).nbytes == 2 * 2 * 10 * 192
+
+
+def test_a_kv_cache_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"-ctk\) is 'q5_0': this backend has f32, f16, q8_0"):
+        create_backend("native", BackendOptions(cache_type_k="q5_0"))
+    with pytest.raises(UsageError, match=r"-ctv\) is 'q8_0': this backend has f32, f16"):
+        create_backend("torch", BackendOptions(cache_type_v="q8_0"))
+    backend = create_backend("native", BackendOptions(cache_type_k="q8_0"))
+    with pytest.raises(UsageError, match="a multiple of 32 elements, this model's have 16"):
+        backend.kv_cache(spec_of("dense"), 8)
+
+
 def test_a_long_context_is_attended_to_in_parts() -> None:
     spec = spec_of("one KV head, tied head")
     tokens = tokens_of(spec, 700)

@@ -26,13 +26,14 @@ def test_bytes_of_a_token_are_what_it_reads() -> None:
     counts = Activity(tokens=10, predicted=500, fired=200)  # half of the neurons, a fifth
     attention = 96 * 96 + 2 * 32 * 96 + 96 * 96
     feed_forward = 100 * 96 * (0.5 + 2 * 0.2) + 24 * 96 + 100 * 24
-    cache = 2 * 2 * 2 * 16 * 5.5 / 4  # two bytes each, of positions 1..10 on average
-    assert bytes_per_token(spec, [counts], 10) == pytest.approx(4 * (61 * 96 + attention + feed_forward + cache))
+    cache = 2 * 16 * 5.5
+    rest = 61 * 96 + attention + cache
+    assert bytes_per_token(spec, [counts], 4 * cache) == pytest.approx(4 * (rest + feed_forward))
     dense = build_spec(TinyLlama(n_embd=96, n_ff=100, n_layers=1).build(), ModelOptions())
-    assert bytes_per_token(dense, [counts], 10) == pytest.approx(4 * (61 * 96 + attention + 3 * 100 * 96 + cache))
+    assert bytes_per_token(dense, [counts], 4 * cache) == pytest.approx(4 * (rest + 3 * 100 * 96))
 
 
-@pytest.mark.parametrize("test", [BenchTest(n_prompt=9), BenchTest(n_gen=5)])
+@pytest.mark.parametrize("test", [BenchTest(n_prompt=9), BenchTest(n_gen=5), BenchTest(n_gen=5, n_depth=10)])
 def test_repetitions_are_counted_one_by_one(test: BenchTest) -> None:
     spec = build_spec(TinyLlama(sparse=True, truthful=False).build(), ModelOptions())
     model = Transformer(spec, create_backend("native", BackendOptions(n_threads=1)))

@@ -16,7 +16,7 @@ Conventions:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.quantization import QuantTensor
+from powerinfer.errors import UsageError
+from powerinfer.quantization import TYPES, QuantTensor, QuantType
 
 Hidden = Any
 """A backend's own array, float32 (n_tokens, n_embd)."""
@@ -253,23 +254,52 @@ class HeadBlock(Protocol):
         ...
 
 
+def cache_row_bytes(types: tuple[QuantType, QuantType], spec: Attention) -> int:
+    """Bytes that one position takes in the KV cache of one layer.
+
+    Raises UsageError for heads that are no whole blocks of the type.
+    """
+    for kind in types:
+        if spec.head_dim % kind.block_size:
+            raise UsageError(
+                f"a KV cache of {kind.name.lower()} needs heads of a multiple of {kind.block_size} elements, "
+                f"this model's have {spec.head_dim}: choose f16"
+            )
+    return spec.n_head_kv * sum(kind.row_bytes(spec.head_dim) for kind in types)
+
+
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """n_threads for one token, n_threads_batch for several (0: the backend's choice); device as torch names it.
 
+    cache_type_k, cache_type_v: of the KV cache, e.g. "f16" ("": the backend's choice).
     notify is called with one line for the user where a backend does something that they may not expect.
     """
 
     n_threads: int = 0
     n_threads_batch: int = 0
     device: str = "cpu"
+    cache_type_k: str = ""
+    cache_type_v: str = ""
     notify: Callable[[str], None] = lambda message: None
+
+    def cache_types(self, default: str, supported: Collection[str]) -> tuple[QuantType, QuantType]:
+        """Types of keys and of values. Raises UsageError for one that is not among `supported`."""
+        types = []
+        for side, wanted in (("k", self.cache_type_k), ("v", self.cache_type_v)):
+            name = (wanted or default).upper()
+            if name not in supported:
+                known = ", ".join(supported).lower()
+                raise UsageError(f"the KV cache type (-ct{side}) is {wanted!r}: this backend has {known}")
+            types.append(TYPES.by_name(name))
+        return types[0], types[1]
 
 
 class Backend(ABC):
-    """Compiles specs into blocks. One instance serves one model."""
+    """Compiles specs into blocks. One instance serves one model. cache_types: of its KV cache's keys and values."""
 
     name: str
+    cache_types: tuple[QuantType, QuantType]
 
     @abstractmethod
     def embedding(self, spec: Embedding) -> EmbeddingBlock: ...

@@ -31,6 +31,9 @@ def bench(
     n_gen: Annotated[
         str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens made one by one; 0 is none.")
     ] = "128",
+    n_depth: Annotated[
+        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens that are in the context before each test.")
+    ] = "0",
     threads: Annotated[
         str, typer.Option("-t", "--threads", metavar="N", help="Threads; 0 is all physical cores.")
     ] = "0",
@@ -41,6 +44,8 @@ def bench(
     output: Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="md, csv, json or jsonl.")] = "md",
     backend: opt.BackendName = "native",
     device: opt.Device = "cpu",
+    cache_type_k: opt.CacheTypeK = "",
+    cache_type_v: opt.CacheTypeV = "",
     dense: opt.Dense = False,
     sparse_threshold: opt.SparseThreshold = None,
     activation: opt.ActivationName = None,
@@ -58,13 +63,15 @@ def bench(
 
     if output not in FORMATS:
         raise UsageError(f"--output is {output!r}: expected one of {', '.join(FORMATS)}")
-    tests = _tests(numbers("-p", n_prompt), numbers("-n", n_gen))
+    tests = _tests(numbers("-p", n_prompt), numbers("-n", n_gen), numbers("-d", n_depth))
     paths: list[Path | None] = [Path(p) for name in model or [] for p in name.split(",")] or [None]
     rows = []
     for path, n_threads in product(paths, numbers("-t", threads)):
         settings: dict[str, Any] = {
             "backend": backend,
             "device": device,
+            "cache_type_k": cache_type_k,
+            "cache_type_v": cache_type_v,
             "n_threads": n_threads,
             "activation": activation,
         }
@@ -91,10 +98,11 @@ def numbers(name: str, text: str) -> list[int]:
     return values
 
 
-def _tests(n_prompt: list[int], n_gen: list[int]) -> list[BenchTest]:
+def _tests(n_prompt: list[int], n_gen: list[int], n_depth: list[int]) -> list[BenchTest]:
     from powerinfer.engine.bench import BenchTest
 
-    tests = [BenchTest(n_prompt=n) for n in n_prompt if n] + [BenchTest(n_gen=n) for n in n_gen if n]
+    tests = [BenchTest(n_prompt=n, n_depth=d) for d in n_depth for n in n_prompt if n]
+    tests += [BenchTest(n_gen=n, n_depth=d) for d in n_depth for n in n_gen if n]
     if not tests:
         raise UsageError("there is nothing to measure: give -p or -n a number above 0")
     return tests

@@ -23,6 +23,12 @@ BackendName = Annotated[
     str, typer.Option("--backend", metavar="NAME", help="native (C++, the CPU) or torch (the reference).")
 ]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Device of the torch backend, e.g. cpu, cuda:0.")]
+CacheTypeK = Annotated[
+    str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help="KV cache's keys: f32, f16 or q8_0.")
+]
+CacheTypeV = Annotated[
+    str, typer.Option("-ctv", "--cache-type-v", metavar="TYPE", help="KV cache's values: f32, f16 or q8_0.")
+]
 Dense = Annotated[bool, typer.Option("--dense", help="Run a sparse model without its predictors.")]
 SparseThreshold = Annotated[
     float | None, typer.Option("--sparse-threshold", metavar="X", help="Predictor threshold, in place of the file's.")

@@ -81,6 +81,8 @@ def run(
     ] = True,
     backend: opt.BackendName = "native",
     device: opt.Device = "cpu",
+    cache_type_k: opt.CacheTypeK = "",
+    cache_type_v: opt.CacheTypeV = "",
     vram_budget: Annotated[
         float | None, typer.Option("--vram-budget", metavar="GiB", help="GPU memory to use; -1 is all that is free.")
     ] = None,
@@ -119,6 +121,8 @@ def run(
         log_disable,
         backend=backend,
         device=device,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
         n_ctx=ctx_size,
         n_batch=batch_size,
         n_threads=opt.all_cores(threads),

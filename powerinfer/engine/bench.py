@@ -13,22 +13,23 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from powerinfer.backends.interface import Activity, Batch, FeedForward, ModelSpec
+from powerinfer.backends.interface import Activity, Batch, FeedForward, ModelSpec, cache_row_bytes
 from powerinfer.errors import UsageError
 from powerinfer.models import Transformer
-
-F16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
-    """n_prompt tokens as one prompt, or n_gen one after another; one of the two is 0."""
+    """n_prompt tokens as one prompt, or n_gen one after another; one of the two is 0. n_depth: tokens before them."""
 
     n_prompt: int = 0
     n_gen: int = 0
+    n_depth: int = 0
 
     def __post_init__(self) -> None:
         """Raises UsageError unless one of them is positive."""
+        if self.n_depth < 0:
+            raise UsageError(f"a test after {self.n_depth} tokens: expected 0 or more")
         if min(self.n_prompt, self.n_gen) < 0 or (self.n_prompt > 0) == (self.n_gen > 0):
             raise UsageError(
                 f"a test of {self.n_prompt} prompt and {self.n_gen} generated tokens: expected one above 0"
@@ -36,7 +37,8 @@ class BenchTest:
 
     @property
     def name(self) -> str:
-        return f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+        return f"{name} @ d{self.n_depth}" if self.n_depth else name
 
     @property
     def n_tokens(self) -> int:
@@ -86,10 +88,13 @@ def bench(
     if repeats < 1:
         raise UsageError(f"the number of repetitions is {repeats}: expected 1 or more")
     spec = transformer.spec
-    tokens = np.random.default_rng(0).integers(0, spec.n_vocab, test.n_tokens).astype(np.int32)
-    cache = transformer.kv_cache(test.n_tokens)
+    n_ctx = test.n_depth + test.n_tokens
+    tokens = np.random.default_rng(0).integers(0, spec.n_vocab, n_ctx).astype(np.int32)
+    cache = transformer.kv_cache(n_ctx)
+    for start in range(0, test.n_depth, n_batch):
+        transformer.forward(_batch(tokens[: test.n_depth], start, n_batch), cache)
     step = n_batch if test.n_prompt else 1
-    batches = [_batch(tokens, start, step) for start in range(0, test.n_tokens, step)]
+    batches = [_batch(tokens, start, step) for start in range(test.n_depth, n_ctx, step)]
 
     def run() -> float:
         for _, feed_forward, _ in transformer.layers:
@@ -105,7 +110,9 @@ def bench(
         samples.append(run())
         on_repeat(i)
     activity = [feed_forward.activity for _, feed_forward, _ in transformer.layers]
-    nbytes = bytes_per_token(spec, activity, test.n_gen) if test.n_gen else 0.0
+    position = [cache_row_bytes(transformer.backend.cache_types, layer.attention) for layer in spec.layers]
+    context = test.n_depth + (test.n_gen + 1) / 2
+    nbytes = bytes_per_token(spec, activity, sum(position) * context) if test.n_gen else 0.0
     return BenchResult(test, samples, nbytes, activity, [layer.feed_forward.n_ff for layer in spec.layers])
 
 
@@ -114,16 +121,15 @@ def _batch(tokens: np.ndarray[tuple[int, ...], np.dtype[np.int32]], start: int, 
     return Batch.of_sequence(piece, start, np.array([len(piece) - 1], np.int32))
 
 
-def bytes_per_token(spec: ModelSpec, activity: Iterable[Activity], n_tokens: int) -> float:
-    """Bytes that a token reads on average while n_tokens are decoded from an empty context.
+def bytes_per_token(spec: ModelSpec, activity: Iterable[Activity], cache_bytes: float) -> float:
+    """Bytes that a token reads on average, cache_bytes of them from the KV cache.
 
     Gate rows of the neurons that were predicted, up and down rows of those that fired, everything else whole.
     """
-    total = float(spec.head.output.weight.nbytes)
+    total = spec.head.output.weight.nbytes + cache_bytes
     for layer, counts in zip(spec.layers, activity, strict=True):
         a = layer.attention
         total += sum(w.weight.nbytes for w in (a.attn_q, a.attn_k, a.attn_v, a.attn_output))
-        total += 2 * F16_BYTES * a.n_head_kv * a.head_dim * (n_tokens + 1) / 2
         total += _feed_forward_bytes(layer.feed_forward, counts)
     return total
 

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from powerinfer.backends import BackendOptions, create_backend
-from powerinfer.backends.interface import Activation, KVCache, ModelSpec
+from powerinfer.backends.interface import Activation, KVCache, ModelSpec, cache_row_bytes
 from powerinfer.engine.generate import Chunk, GenerateOptions, TokenSequence, check_prompt, generate
 from powerinfer.engine.sampling import Sampler, SamplingParams
 from powerinfer.engine.timings import Timings
@@ -106,6 +106,8 @@ def load(
     n_threads: int = 0,
     n_threads_batch: int = 0,
     device: str = "cpu",
+    cache_type_k: str = "",
+    cache_type_v: str = "",
     dense: bool = False,
     sparse_threshold: float | None = None,
     activation: str | None = None,
@@ -117,7 +119,8 @@ def load(
 
     backend: "native" or "torch" (on `device`). n_ctx: positions of the KV cache, 0 for the model's own as far as
     memory allows.
-    n_threads: for one token, n_threads_batch for prompts, 0 for all cores. dense: run a sparse model without its
+    n_threads: for one token, n_threads_batch for prompts, 0 for all cores. cache_type_k, cache_type_v: of the KV cache,
+    "f32", "f16" or "q8_0", "" for the backend's own ("native": f16). dense: run a sparse model without its
     predictors. activation: of the feed-forward's gate, e.g. "relu" for a dense ReLU model whose file does not say so.
     notify is called with a line for the user where something is not as they may expect.
 
@@ -137,16 +140,17 @@ def load(
     tokenizer = load_tokenizer(file)
     if tokenizer.n_vocab > spec.n_vocab:
         notify(f"the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}: those beyond cannot be used")
-    options = BackendOptions(n_threads, n_threads_batch, device, notify)
-    transformer = Transformer(spec, create_backend(backend, options), on_block=file.release_pages)
-    model = Model(file, spec, tokenizer, transformer, n_ctx or default_context(spec, notify), n_batch)
+    options = BackendOptions(n_threads, n_threads_batch, device, cache_type_k, cache_type_v, notify)
+    compiler = create_backend(backend, options)
+    position = sum(cache_row_bytes(compiler.cache_types, layer.attention) for layer in spec.layers)
+    transformer = Transformer(spec, compiler, on_block=file.release_pages)
+    model = Model(file, spec, tokenizer, transformer, n_ctx or default_context(spec, position, notify), n_batch)
     model.timings.load_s = time.perf_counter() - started
     return model
 
 
-def default_context(spec: ModelSpec, notify: Callable[[str], None]) -> int:
-    """The context that the model is trained for, as far as it fits."""
-    position = sum(2 * 2 * layer.attention.n_head_kv * layer.attention.head_dim for layer in spec.layers)
+def default_context(spec: ModelSpec, position: int, notify: Callable[[str], None]) -> int:
+    """The context that the model is trained for, as far as it fits. position: bytes that one takes in the KV cache."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     most = max(512, memory // CACHE_SHARE // max(position, 1) // 256 * 256)
     if spec.n_ctx_train > most:

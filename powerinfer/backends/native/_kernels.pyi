@@ -60,9 +60,11 @@ class Hidden:
         """A copy as an array."""
 
 class KVCache:
-    """Keys and values, float16; heads: (n_head_kv, head_dim) of each layer."""
+    """
+    Keys and values of GGML types; heads: (n_head_kv, head_dim) of each layer.
+    """
 
-    def __init__(self, n_slots: int, n_ctx: int, heads: Sequence[tuple[int, int]]) -> None: ...
+    def __init__(self, runtime: Runtime, type_k: int, type_v: int, n_slots: int, n_ctx: int, heads: Sequence[tuple[int, int]]) -> None: ...
 
     @property
     def n_slots(self) -> int: ...

@@ -24,6 +24,7 @@ from powerinfer.backends.interface import (
     Norm,
     NormKind,
     RopeStyle,
+    cache_row_bytes,
 )
 from powerinfer.backends.native import _kernels
 from powerinfer.backends.native.cpu import logical_cores, physical_cores
@@ -31,6 +32,7 @@ from powerinfer.errors import UsageError
 from powerinfer.quantization import TYPES, QuantTensor
 
 ISA_VARIABLE = "POWERINFER_ISA"
+CACHE_TYPES = ("F32", "F16", "Q8_0")
 BANDWIDTH_BYTES = 1 << 29  # more than any cache holds
 
 _ACTIVATIONS = {
@@ -51,6 +53,7 @@ class NativeBackend(Backend):
         if options.device != "cpu":
             raise UsageError(f"the native backend runs on the CPU, not on {options.device!r}: choose --backend torch")
         self._options = options
+        self.cache_types = options.cache_types("F16", CACHE_TYPES)
         isa = os.environ.get(ISA_VARIABLE, "")
         known = _kernels.instruction_sets()
         if isa and isa not in known:
@@ -123,8 +126,11 @@ class NativeBackend(Backend):
         return NativeHead(self._runtime, _norm(spec.output_norm), self._linear(spec.output))
 
     def kv_cache(self, spec: ModelSpec, n_ctx: int, n_slots: int = 1) -> KVCache:
+        for layer in spec.layers:
+            cache_row_bytes(self.cache_types, layer.attention)
         heads = [(layer.attention.n_head_kv, layer.attention.head_dim) for layer in spec.layers]
-        return _kernels.KVCache(n_slots, n_ctx, heads)
+        k, v = self.cache_types
+        return _kernels.KVCache(self._runtime, k.id, v.id, n_slots, n_ctx, heads)
 
     def copy(self, x: _kernels.Hidden) -> _kernels.Hidden:
         return x.copy()

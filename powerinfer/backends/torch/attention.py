@@ -12,14 +12,22 @@ from powerinfer.errors import UsageError
 
 
 class TorchKVCache:
-    """Keys and values of each layer: float32 (n_slots, n_head_kv, n_ctx, head_dim)."""
+    """Keys and values of each layer: dtypes[0] and dtypes[1] (n_slots, n_head_kv, n_ctx, head_dim)."""
 
-    def __init__(self, layers: Sequence[Attention], n_ctx: int, n_slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Attention],
+        n_ctx: int,
+        n_slots: int,
+        dtypes: tuple[torch.dtype, ...],
+        device: torch.device,
+    ) -> None:
         """Raises UsageError where the device's memory does not hold it."""
         self.n_ctx, self.n_slots = n_ctx, n_slots
         try:
             self.k, self.v = (
-                [torch.zeros(n_slots, a.n_head_kv, n_ctx, a.head_dim, device=device) for a in layers] for _ in "kv"
+                [torch.zeros(n_slots, a.n_head_kv, n_ctx, a.head_dim, dtype=dtype, device=device) for a in layers]
+                for dtype in dtypes
             )
         except RuntimeError as error:  # torch's out-of-memory errors are RuntimeErrors
             reason = str(error).splitlines()[0]
@@ -65,8 +73,9 @@ class TorchAttention:
         h = self.attn_norm(x)
         q = rotate(self.attn_q(h).view(n, spec.n_head, -1), positions, spec.rope)
         keys, values = cache.k[spec.layer], cache.v[spec.layer]
-        keys[slots, :, positions] = rotate(self.attn_k(h).view(n, spec.n_head_kv, -1), positions, spec.rope)
-        values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1)
+        k = rotate(self.attn_k(h).view(n, spec.n_head_kv, -1), positions, spec.rope)
+        keys[slots, :, positions] = k.to(keys.dtype)
+        values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1).to(values.dtype)
         out = torch.empty_like(q)
         for slot in sorted(set(batch.slots.tolist())):
             mine = slots == slot
@@ -77,8 +86,8 @@ class TorchAttention:
         """q (n, n_head, head_dim) of one sequence, k and v (n_head_kv, n_ctx, head_dim)."""
         n_kv = int(positions.max()) + 1
         group = self.spec.n_head // self.spec.n_head_kv
-        k = k[:, :n_kv].repeat_interleave(group, dim=0)
-        v = v[:, :n_kv].repeat_interleave(group, dim=0)
+        k = k[:, :n_kv].float().repeat_interleave(group, dim=0)
+        v = v[:, :n_kv].float().repeat_interleave(group, dim=0)
         scores = torch.einsum("nhd,hkd->hnk", q, k) * self.spec.scale
         future = torch.arange(n_kv, device=q.device) > positions[:, None]
         weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)

@@ -18,6 +18,8 @@ from powerinfer.backends.torch.feed_forward import TorchFeedForward
 from powerinfer.backends.torch.linear import TorchEmbedding, TorchHead
 from powerinfer.errors import UsageError
 
+CACHE_TYPES = {"F32": torch.float32, "F16": torch.float16}
+
 
 class TorchBackend(Backend):
     """Hidden states are float32 tensors (n_tokens, n_embd) on the device."""
@@ -32,6 +34,7 @@ class TorchBackend(Backend):
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"no device {options.device!r} for the torch backend: {reason}") from None
+        self.cache_types = options.cache_types("F32", CACHE_TYPES)
         if options.n_threads:
             torch.set_num_threads(options.n_threads)
 
@@ -52,7 +55,8 @@ class TorchBackend(Backend):
         return TorchHead(spec, self.device)
 
     def kv_cache(self, spec: ModelSpec, n_ctx: int, n_slots: int = 1) -> TorchKVCache:
-        return TorchKVCache([layer.attention for layer in spec.layers], n_ctx, n_slots, self.device)
+        dtypes = tuple(CACHE_TYPES[kind.name] for kind in self.cache_types)
+        return TorchKVCache([layer.attention for layer in spec.layers], n_ctx, n_slots, dtypes, self.device)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         return x.clone()

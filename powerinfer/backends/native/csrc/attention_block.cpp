@@ -1,18 +1,33 @@
+#include <algorithm>
+#include <utility>
+
 #include "blocks_of_model.h"
 
 namespace powerinfer {
 
-// What the threads of one call share. Rows of `qkv`: all query heads, then key heads, then value heads. A pair (token,
-// KV head) is cut into `n_splits` runs of `split` positions; each leaves n_group outputs, maxima and sums in `partial`.
+namespace {
+
+constexpr int kTileTokens = 8;      // neighbours in a sequence that go through keys and values together
+constexpr int kSplit = 256;         // positions that one item covers, where contexts are cut
+constexpr int64_t kEnoughItems = 64;  // for all threads to have work without cutting; not a number of threads, so that
+                                      // results do not depend on it
+
+}  // namespace
+
+// What the threads of one call share. Rows of `qkv`: all query heads, then key heads, then value heads. An item is a tile
+// of tokens, a KV head and (of n_splits) a run of `split` positions; its part of `partial` holds outputs, maxima and sums
+// of its queries: those of the tile's first token, then those of its second.
 struct AttentionBlock::Step {
     const Hidden& x;
     KVCache& cache;
     LayerCache& layer;
+    const std::vector<TokenTile>& tiles;
     const float* rotations;
     float* qkv;
     float* partial;
-    int n_qkv, n_splits, split;
-    ptrdiff_t partial_size;
+    int n_qkv, n_splits, split, max_queries;
+
+    ptrdiff_t partial_size() const { return static_cast<ptrdiff_t>(max_queries) * (layer.head_dim + 2); }
 };
 
 AttentionBlock::AttentionBlock(Runtime& runtime, int layer, int n_head, int n_head_kv, int head_dim, RopeParams rope,
@@ -59,55 +74,83 @@ void AttentionBlock::rotate_and_store(const Step& step, int token, int head) con
     float* k = row + (n_head_ + head) * head_dim_;
     float* v = row + (n_head_ + n_head_kv_ + head) * head_dim_;
     rotate(k, rotations, rope_);
-    const ptrdiff_t at = step.cache.offset(step.layer, step.x.slots[token], head, step.x.positions[token]);
-    runtime_.kernels.to_f16(k, head_dim_, step.layer.k.get() + at);
-    runtime_.kernels.to_f16(v, head_dim_, step.layer.v.get() + at);
+    const ptrdiff_t at = step.cache.row(step.layer, step.x.slots[token], head, step.x.positions[token]);
+    for (const auto& [rows, x] : {std::pair(&step.layer.k, k), std::pair(&step.layer.v, v)}) {
+        rows->kernels->store(x, head_dim_, rows->data.get() + at * rows->row_bytes);
+    }
 }
 
-void AttentionBlock::attend(const Step& step, int64_t item, float* scores) const {
+// `queries` and `n_positions`: this thread's own, max_queries each.
+void AttentionBlock::attend(const Step& step, int64_t item, const float** queries, int* n_positions) const {
     const int part = static_cast<int>(item % step.n_splits);
     const int head = static_cast<int>(item / step.n_splits % n_head_kv_);
-    const int token = static_cast<int>(item / step.n_splits / n_head_kv_);
-    float* out = step.partial + item * step.partial_size;
-    const int first = part * step.split, end = step.x.positions[token] + 1;
-    const int n_positions = end - first < step.split ? end - first : step.split;
-    const ptrdiff_t at = step.cache.offset(step.layer, step.x.slots[token], head, first);
+    const TokenTile& tile = step.tiles[item / step.n_splits / n_head_kv_];
+    const int first = part * step.split;
+    int n_queries = 0;
+    for (int t = tile.first; t < tile.first + tile.size; t++) {
+        const int seen = std::min(std::max(step.x.positions[t] + 1 - first, 0), step.split);
+        const float* row = step.qkv + static_cast<ptrdiff_t>(t) * step.n_qkv + head * n_group_ * head_dim_;
+        for (int g = 0; g < n_group_; g++) {
+            queries[n_queries] = row + g * head_dim_;
+            n_positions[n_queries++] = seen;
+        }
+    }
+    const LayerCache& layer = step.layer;
+    const ptrdiff_t at = step.cache.row(layer, step.x.slots[tile.first], head, first);
     AttentionArgs args{};
-    args.q = step.qkv + static_cast<ptrdiff_t>(token) * step.n_qkv + head * n_group_ * head_dim_;
-    args.k = step.layer.k.get() + at;
-    args.v = step.layer.v.get() + at;
-    args.n_group = n_group_;
+    args.keys = layer.k.kernels;
+    args.values = layer.v.kernels;
+    args.q = queries;
+    args.n_positions = n_positions;
+    args.k = layer.k.data.get() + at * layer.k.row_bytes;
+    args.v = layer.v.data.get() + at * layer.v.row_bytes;
+    args.n_queries = n_queries;
     args.head_dim = head_dim_;
-    args.n_positions = n_positions > 0 ? n_positions : 0;
     args.scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
-    args.scratch = scores;
-    args.out = out;
-    args.max = out + n_group_ * head_dim_;
-    args.sum = args.max + n_group_;
+    args.out = step.partial + item * step.partial_size();
+    args.max = args.out + static_cast<ptrdiff_t>(step.max_queries) * head_dim_;
+    args.sum = args.max + step.max_queries;
     runtime_.kernels.attention(args);
 }
 
-// Joins the splits of a token's heads into a row of scratch.wide.
-void AttentionBlock::merge(const Step& step, int token) const {
+// Joins the splits of the heads of a tile's tokens into their rows of scratch.wide.
+void AttentionBlock::merge(const Step& step, int64_t index) const {
+    const TokenTile& tile = step.tiles[index];
     ActivationBuffer& wide = runtime_.scratch.wide;
-    for (int head = 0; head < n_head_; head++) {
-        const int64_t item = (static_cast<int64_t>(token) * n_head_kv_ + head / n_group_) * step.n_splits;
-        const float* first = step.partial + item * step.partial_size;
-        const int g = head % n_group_, maxima = n_group_ * head_dim_ + g, sums = maxima + n_group_;
-        float top = -INFINITY;
-        for (int p = 0; p < step.n_splits; p++) top = std::fmax(top, first[p * step.partial_size + maxima]);
-        float total = 0.0f;
-        float* out = wide.row(token) + head * head_dim_;
-        for (int i = 0; i < head_dim_; i++) out[i] = 0.0f;
-        for (int p = 0; p < step.n_splits; p++) {
-            const float* part = first + p * step.partial_size;
-            const float weight = std::exp(part[maxima] - top);
-            total += weight * part[sums];
-            for (int i = 0; i < head_dim_; i++) out[i] += weight * part[g * head_dim_ + i];
+    const ptrdiff_t maxima = static_cast<ptrdiff_t>(step.max_queries) * head_dim_, sums = maxima + step.max_queries;
+    for (int t = 0; t < tile.size; t++) {
+        for (int head = 0; head < n_head_; head++) {
+            const float* first = step.partial + (index * n_head_kv_ + head / n_group_) * step.n_splits * step.partial_size();
+            const int query = t * n_group_ + head % n_group_;
+            float top = -INFINITY;
+            for (int p = 0; p < step.n_splits; p++) {
+                top = std::fmax(top, first[p * step.partial_size() + maxima + query]);
+            }
+            float total = 0.0f;
+            float* out = wide.row(tile.first + t) + head * head_dim_;
+            for (int i = 0; i < head_dim_; i++) out[i] = 0.0f;
+            for (int p = 0; p < step.n_splits; p++) {
+                const float* part = first + p * step.partial_size();
+                const float weight = std::exp(part[maxima + query] - top);
+                total += weight * part[sums + query];
+                for (int i = 0; i < head_dim_; i++) out[i] += weight * part[query * head_dim_ + i];
+            }
+            for (int i = 0; i < head_dim_; i++) out[i] /= total;
         }
-        for (int i = 0; i < head_dim_; i++) out[i] /= total;
+        wide.round(runtime_.kernels, tile.first + t);
     }
-    wide.round(runtime_.kernels, token);
+}
+
+// Neighbours of one sequence; tokens of a sequence come in ascending position.
+void AttentionBlock::find_tiles(const Hidden& x, std::vector<TokenTile>& tiles) {
+    tiles.clear();
+    for (int t = 0; t < x.n_tokens; t++) {
+        if (t > 0 && x.slots[t] == x.slots[t - 1] && tiles.back().size < kTileTokens) {
+            tiles.back().size++;
+        } else {
+            tiles.push_back({t, 1});
+        }
+    }
 }
 
 void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
@@ -132,20 +175,26 @@ void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
     scratch.wide.reserve(n_tokens, q_.n_rows, output_.takes_rounded());
     const int n_qkv = q_.n_rows + k_.n_rows + v_.n_rows;
 
-    // Few items leave threads idle on a long context: cut it.
-    const int64_t n_pairs = static_cast<int64_t>(n_tokens) * n_head_kv_;
-    const int n_splits = n_pairs >= 8 * runtime_.max_threads() ? 1 : last / 256 + 1;
-    const ptrdiff_t partial_size = static_cast<ptrdiff_t>(n_group_) * (head_dim_ + 2);
+    find_tiles(x, scratch.token_tiles);
+    const std::vector<TokenTile>& tiles = scratch.token_tiles;
+    const int64_t n_tiles = static_cast<int64_t>(tiles.size()), n_pairs = static_cast<int64_t>(n_tokens) * n_head_kv_;
+    const int n_splits = n_tiles * n_head_kv_ >= kEnoughItems ? 1 : last / kSplit + 1;
+    const int64_t n_items = n_tiles * n_head_kv_ * n_splits;
+    const int max_queries = n_group_ * std::min(n_tokens, kTileTokens);
     Step step{x,
               cache,
               cache.layers[layer_],
+              tiles,
               x.rotations(rope_),
               scratch.qkv.reserve(static_cast<size_t>(n_tokens) * n_qkv),
-              scratch.partial.reserve(n_pairs * n_splits * partial_size),
+              nullptr,
               n_qkv,
               n_splits,
-              n_splits == 1 ? last + 1 : 256,
-              partial_size};
+              n_splits == 1 ? last + 1 : kSplit,
+              max_queries};
+    step.partial = scratch.partial.reserve(n_items * step.partial_size());
+    const float** queries = scratch.queries.reserve(static_cast<size_t>(max_queries) * runtime_.max_threads());
+    int* positions = scratch.positions.reserve(static_cast<size_t>(max_queries) * runtime_.max_threads());
     const size_t tile = Runtime::tile_size(output_.n_rows, n_tokens);
     scratch.tiles.reserve(tile * runtime_.max_threads());
 
@@ -164,12 +213,10 @@ void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
             for (int64_t i = begin; i < end; i++) rotate_and_store(step, i / n_head_kv_, i % n_head_kv_);
         });
         region.barrier();
-        region.for_each(n_pairs * n_splits, 1, [&](int64_t item, int64_t) {
-            alignas(64) float scores[64];
-            attend(step, item, scores);
-        });
+        const ptrdiff_t mine = static_cast<ptrdiff_t>(region.thread()) * max_queries;
+        region.for_each(n_items, 1, [&](int64_t item, int64_t) { attend(step, item, queries + mine, positions + mine); });
         region.barrier();
-        region.for_each(n_tokens, 1, [&](int64_t t, int64_t) { merge(step, t); });
+        region.for_each(n_tiles, 1, [&](int64_t tile, int64_t) { merge(step, tile); });
         region.barrier();
         runtime_.matmul(region, output_, scratch.wide.view(), n_tokens, residual.row(0), residual.n_embd, true,
                         scratch.tiles.data() + region.thread() * tile);

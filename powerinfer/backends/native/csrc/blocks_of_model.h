@@ -30,8 +30,9 @@ class AttentionBlock {
   private:
     struct Step;
     void rotate_and_store(const Step& step, int token, int head) const;
-    void attend(const Step& step, int64_t item, float* scores) const;
-    void merge(const Step& step, int token) const;
+    void attend(const Step& step, int64_t item, const float** queries, int* n_positions) const;
+    void merge(const Step& step, int64_t tile) const;
+    static void find_tiles(const Hidden& x, std::vector<TokenTile>& tiles);
 
     Runtime& runtime_;
     const int layer_, n_head_, n_head_kv_, head_dim_, n_group_;

@@ -48,28 +48,41 @@ struct TypeKernels {
 
 constexpr int kPackedRows = 16;
 
-// Keys and values are float16 here. A group of query heads shares one KV head.
+// Rows of the KV cache of one type: a key or a value of one head.
+struct CacheKernels {
+    int block_size, block_bytes;
+
+    ptrdiff_t row_bytes(int head_dim) const { return static_cast<ptrdiff_t>(head_dim / block_size) * block_bytes; }
+
+    void (*store)(const float* x, int n, uint8_t* row);
+    // For 1, 2 and 4 queries: scores[i * 64 + p] = q[i] . row p, p < count <= 64.
+    void (*scores[3])(const float* const* q, const uint8_t* rows, int n, int count, float* scores);
+    // For 1, 2 and 4 rows of out: out[i] = out[i] * keep[i] + sum over p < count of weights[i * 64 + p] * row p.
+    void (*values[3])(const uint8_t* rows, int n, int count, const float* weights, const float* keep, float* out);
+};
+
+// Queries that read the same KV head: a group of heads, of several tokens.
 struct AttentionArgs {
-    const float* q;  // n_group rows of head_dim
-    const uint16_t* k;
-    const uint16_t* v;  // rows of head_dim, one a position
-    int n_group, head_dim, n_positions;
+    const CacheKernels *keys, *values;
+    const float* const* q;    // n_queries rows of head_dim
+    const int* n_positions;   // of each query: how many positions it sees
+    const uint8_t *k, *v;     // rows, one a position
+    int n_queries, head_dim;
     float scale;
-    float* scratch;  // 64 floats
-    float* out;      // n_group rows of head_dim, not divided by the sum
-    float* max;      // n_group: the largest score
-    float* sum;      // n_group: sum of exp(score - max)
+    float* out;  // n_queries rows of head_dim, not divided by the sum
+    float* max;  // n_queries: the largest score
+    float* sum;  // n_queries: sum of exp(score - max)
 };
 
 struct Kernels {
     const char* name;
-    TypeKernels types[kTypeSlots];  // indexed by Type; block_size is 0 where there is none
+    TypeKernels types[kTypeSlots];   // indexed by Type; block_size is 0 where there is none
+    CacheKernels caches[kTypeSlots];  // likewise
 
     void (*round)(const float* x, int n, int16_t* q, float* d, float* s);
     void (*rms_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* y);
     void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* y);
     void (*attention)(const AttentionArgs& args);
-    void (*to_f16)(const float* x, int n, uint16_t* y);
     void (*silu)(float* x, int n);
     void (*gelu)(float* x, int n);
     void (*relu)(float* x, int n);

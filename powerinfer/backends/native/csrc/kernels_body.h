@@ -1,6 +1,7 @@
 // The kernels, once, in terms of the operations of a simd_*.h header. Each kernels_*.cpp defines SIMD_NAMESPACE (so that
 // no function compiled for one processor is linked into the path of another), includes such a header, then this.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -16,6 +17,8 @@ namespace powerinfer::SIMD_NAMESPACE {
 #include "kernels_float.h"
 
 #include "kernels_math.h"
+
+#include "kernels_attention.h"
 
 template <class Q>
 constexpr TypeKernels quantized_kernels() {
@@ -64,7 +67,9 @@ constexpr Kernels make_kernels(const char* name) {
     k.rms_norm = rms_norm;
     k.layer_norm = layer_norm;
     k.attention = attention;
-    k.to_f16 = to_f16;
+    k.caches[static_cast<int>(Type::F32)] = cache_kernels<FloatRow<AsF32>>(to_f32_row);
+    k.caches[static_cast<int>(Type::F16)] = cache_kernels<FloatRow<AsF16>>(to_f16_row);
+    k.caches[static_cast<int>(Type::Q8_0)] = cache_kernels<Q8_0Row>(to_q8_0_row);
     k.silu = silu;
     k.gelu = gelu;
     k.relu = relu;

@@ -1,4 +1,4 @@
-// Part of kernels_body.h: activations, norms and attention.
+// Part of kernels_body.h: activations, norms and the down projection of a batch.
 
 void round(const float* x, int n, int16_t* q, float* d, float* s) {
     for (int b = 0; b < n / 32; b++, x += 32, q += 32) {
@@ -78,81 +78,6 @@ void silu(float* x, int n) { in_place(x, n, silu_of); }
 void gelu(float* x, int n) { in_place(x, n, gelu_of); }
 void relu(float* x, int n) {
     in_place(x, n, [](F32 v) { return max(v, zero()); });
-}
-
-void to_f16(const float* x, int n, uint16_t* y) {
-    int j = 0;
-    for (; j + F32::kLanes <= n; j += F32::kLanes) store_f16(y + j, load(x + j));
-    for (; j < n; j++) y[j] = f32_to_f16(x[j]);
-}
-
-inline float dot_f16(const float* x, const uint16_t* y, int n) {
-    F32 acc[2] = {zero(), zero()};
-    int j = 0;
-    for (; j + 16 <= n; j += 16) {
-        acc[0] = fma(load(x + j), load_f16(y + j), acc[0]);
-        acc[1] = fma(load(x + j + 8), load_f16(y + j + 8), acc[1]);
-    }
-    float total = sum(add(acc[0], acc[1]));
-    for (; j < n; j++) total += x[j] * f16_to_f32(y[j]);
-    return total;
-}
-
-// y[0..n) = y * keep + sum over p of weights[p] * v[p][0..n)
-inline void accumulate_f16(const uint16_t* v, const float* weights, int n_positions, int n, float keep, float* y) {
-    int j = 0;
-    for (; j + 16 <= n; j += 16) {
-        F32 a = mul(load(y + j), set1(keep)), b = mul(load(y + j + 8), set1(keep));
-        const uint16_t* at = v + j;
-        for (int p = 0; p < n_positions; p++, at += n) {
-            const F32 w = set1(weights[p]);
-            a = fma(load_f16(at), w, a);
-            b = fma(load_f16(at + 8), w, b);
-        }
-        store(y + j, a);
-        store(y + j + 8, b);
-    }
-    for (; j < n; j++) {
-        y[j] *= keep;
-        for (int p = 0; p < n_positions; p++) y[j] += weights[p] * f16_to_f32(v[p * n + j]);
-    }
-}
-
-// Softmax over blocks of positions with a running maximum (Milakov and Gimelshein 2018, as in FlashAttention).
-void attention(const AttentionArgs& args) {
-    constexpr int kBlock = 64;
-    const int n = args.head_dim;
-    for (int g = 0; g < args.n_group; g++) {
-        args.max[g] = -INFINITY;
-        args.sum[g] = 0.0f;
-        std::memset(args.out + g * n, 0, sizeof(float) * n);
-    }
-    for (int start = 0; start < args.n_positions; start += kBlock) {
-        const int count = args.n_positions - start < kBlock ? args.n_positions - start : kBlock;
-        const uint16_t* k = args.k + static_cast<ptrdiff_t>(start) * n;
-        const uint16_t* v = args.v + static_cast<ptrdiff_t>(start) * n;
-        for (int g = 0; g < args.n_group; g++) {
-            float* scores = args.scratch;
-            float top = args.max[g];
-            for (int p = 0; p < count; p++) {
-                scores[p] = dot_f16(args.q + g * n, k + static_cast<ptrdiff_t>(p) * n, n) * args.scale;
-                top = scores[p] > top ? scores[p] : top;
-            }
-            for (int p = count; p < kBlock; p++) scores[p] = -INFINITY;
-            const float keep = std::exp(args.max[g] - top);
-            const F32 center = set1(top);
-            F32 total = zero();
-            for (int p = 0; p < count; p += F32::kLanes) {
-                const F32 e = exp(sub(load(scores + p), center));
-                store(scores + p, e);
-            }
-            for (int p = count; p < kBlock; p++) scores[p] = 0.0f;
-            for (int p = 0; p < kBlock; p += F32::kLanes) total = add(total, load(scores + p));
-            args.sum[g] = args.sum[g] * keep + sum(total);
-            args.max[g] = top;
-            accumulate_f16(v, scores, count, n, keep, args.out + g * n);
-        }
-    }
 }
 
 void sparse_rank_update(const float* h, ptrdiff_t ld_h, int n_tokens, const float* w, int n_rows, int n, float* y,

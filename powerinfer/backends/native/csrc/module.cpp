@@ -238,8 +238,13 @@ NB_MODULE(_kernels, m) {
         .def("copy", &copy_hidden)
         .def("numpy", &hidden_values, "A copy as an array.");
 
-    nb::class_<KVCache>(m, "KVCache", "Keys and values, float16; heads: (n_head_kv, head_dim) of each layer.")
-        .def(nb::init<int, int, const std::vector<std::pair<int, int>>&>(), "n_slots"_a, "n_ctx"_a, "heads"_a)
+    nb::class_<KVCache>(m, "KVCache", "Keys and values of GGML types; heads: (n_head_kv, head_dim) of each layer.")
+        .def("__init__",
+             [](KVCache* self, const Runtime& runtime, int type_k, int type_v, int n_slots, int n_ctx,
+                const std::vector<std::pair<int, int>>& heads) {
+                 new (self) KVCache(runtime.kernels, type_k, type_v, n_slots, n_ctx, heads);
+             },
+             "runtime"_a, "type_k"_a, "type_v"_a, "n_slots"_a, "n_ctx"_a, "heads"_a, nb::keep_alive<1, 2>())
         .def_ro("n_slots", &KVCache::n_slots)
         .def_ro("n_ctx", &KVCache::n_ctx)
         .def_prop_ro("nbytes", &KVCache::nbytes);

@@ -67,25 +67,37 @@ const float* Hidden::rotations(const RopeParams& rope) {
     return rotations_.data();
 }
 
-KVCache::KVCache(int n_slots, int n_ctx, const std::vector<std::pair<int, int>>& heads)
+CacheRows KVCache::make_rows(const Kernels& kernels, int type, int n_head_kv, int head_dim, double n_positions) {
+    const bool known = type >= 0 && type < kTypeSlots && kernels.caches[type].block_size > 0;
+    if (!known) throw std::invalid_argument("no KV cache of this type");
+    const CacheKernels& cache = kernels.caches[type];
+    if (head_dim % cache.block_size != 0) {
+        throw std::invalid_argument("heads of " + std::to_string(head_dim) + " elements are no whole blocks of " +
+                                    std::to_string(cache.block_size));
+    }
+    const ptrdiff_t row_bytes = cache.row_bytes(head_dim);
+    const double wanted = n_positions * n_head_kv * row_bytes;
+    if (wanted > static_cast<double>(PTRDIFF_MAX)) throw std::bad_alloc();
+    const size_t nbytes = static_cast<size_t>(wanted);
+    // Not cleared: pages are taken from the system when positions are first written.
+    auto* memory = static_cast<uint8_t*>(std::malloc(nbytes));
+    if (memory == nullptr) throw std::bad_alloc();
+    return {&cache, row_bytes, nbytes, {memory, &std::free}};
+}
+
+KVCache::KVCache(const Kernels& kernels, int type_k, int type_v, int n_slots, int n_ctx,
+                 const std::vector<std::pair<int, int>>& heads)
     : n_slots(n_slots), n_ctx(n_ctx) {
+    const double n_positions = static_cast<double>(n_slots) * n_ctx;
     for (const auto& [n_head_kv, head_dim] : heads) {
-        const double wanted = 2.0 * n_slots * n_ctx * n_head_kv * head_dim;
-        if (wanted > static_cast<double>(PTRDIFF_MAX)) throw std::bad_alloc();
-        const size_t size = static_cast<size_t>(n_slots) * n_ctx * n_head_kv * head_dim;
-        // Not cleared: pages are taken from the system when positions are first written.
-        const auto allocate = [size] {
-            void* memory = std::malloc(size * sizeof(uint16_t));
-            if (memory == nullptr) throw std::bad_alloc();
-            return std::unique_ptr<uint16_t, decltype(&std::free)>(static_cast<uint16_t*>(memory), &std::free);
-        };
-        layers.push_back({n_head_kv, head_dim, size, allocate(), allocate()});
+        layers.push_back({n_head_kv, head_dim, make_rows(kernels, type_k, n_head_kv, head_dim, n_positions),
+                          make_rows(kernels, type_v, n_head_kv, head_dim, n_positions)});
     }
 }
 
 size_t KVCache::nbytes() const {
     size_t total = 0;
-    for (const LayerCache& layer : layers) total += layer.size * sizeof(uint16_t) * 2;
+    for (const LayerCache& layer : layers) total += layer.k.nbytes + layer.v.nbytes;
     return total;
 }
 

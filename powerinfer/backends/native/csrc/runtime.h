@@ -97,10 +97,18 @@ class ActivationBuffer {
     bool rounded_ = false;
 };
 
+// Neighbouring tokens of a batch.
+struct TokenTile {
+    int first, size;
+};
+
 // Scratch memory of all blocks of a model: they run one after another.
 struct Scratch {
     ActivationBuffer normed, predictor_in, predictor_mid, wide;
     Buffer<float> qkv, partial, tiles, sums;
+    Buffer<const float*> queries;
+    Buffer<int> positions;
+    std::vector<TokenTile> token_tiles;
 };
 
 class Runtime {
@@ -174,26 +182,38 @@ class Hidden {
     Buffer<float> rotations_;
 };
 
-// Keys and values of one layer, float16: n_slots x n_head_kv x n_ctx x head_dim.
+// Keys, or values, of one layer: n_slots x n_head_kv x n_ctx rows of head_dim elements.
+struct CacheRows {
+    const CacheKernels* kernels;
+    ptrdiff_t row_bytes;
+    size_t nbytes;
+    std::unique_ptr<uint8_t, decltype(&std::free)> data;
+};
+
 struct LayerCache {
     int n_head_kv, head_dim;
-    size_t size;  // elements, of the keys and of the values
-    std::unique_ptr<uint16_t, decltype(&std::free)> k, v;
+    CacheRows k, v;
 };
 
 class KVCache {
   public:
-    KVCache(int n_slots, int n_ctx, const std::vector<std::pair<int, int>>& heads);
+    // heads: (n_head_kv, head_dim) of each layer.
+    KVCache(const Kernels& kernels, int type_k, int type_v, int n_slots, int n_ctx,
+            const std::vector<std::pair<int, int>>& heads);
     KVCache(const KVCache&) = delete;
     KVCache& operator=(const KVCache&) = delete;
 
     size_t nbytes() const;
-    ptrdiff_t offset(const LayerCache& layer, int slot, int head, int position) const {
-        return ((static_cast<ptrdiff_t>(slot) * layer.n_head_kv + head) * n_ctx + position) * layer.head_dim;
+    // Which row of `layer` belongs to a slot, KV head and position.
+    ptrdiff_t row(const LayerCache& layer, int slot, int head, int position) const {
+        return (static_cast<ptrdiff_t>(slot) * layer.n_head_kv + head) * n_ctx + position;
     }
 
     const int n_slots, n_ctx;
     std::vector<LayerCache> layers;
+
+  private:
+    static CacheRows make_rows(const Kernels& kernels, int type, int n_head_kv, int head_dim, double n_positions);
 };
 
 }  // namespace powerinfer
