@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +160,7 @@ def test_more_room_is_never_slower(sync: float, gpu: float) -> None:
     total = sum(layer.order.size * layer.gpu_bytes for layer in layers)
     speeds = Speeds(gpu, 3e10, sync)
     times = [place(layers, total * part // 40, speeds, steady_share=0).seconds for part in range(40)]
-    assert all(b <= a * (1 + 1e-9) for a, b in zip(times, times[1:], strict=False))
+    assert all(b <= a * (1 + 1e-9) for a, b in pairwise(times))
 
 
 def test_nothing_fits_and_everything_fits() -> None:

@@ -1,14 +1,14 @@
 """Which neurons go to the GPU.
 
 A layer whose neurons are split takes max(T_gpu(hot), T_sync + T_cpu(cold)): both sides work at the same time, and the
-exchange costs T_sync. One that is wholly on the GPU needs no exchange. The sum over layers is minimised under a limit on
-bytes, as in PowerInfer (SOSP'24, section 6.3), whose formulation maximises the activations that the GPU carries instead:
-with neurons of equal size and a GPU that is never the slower side the two agree.
+exchange costs T_sync. One that is wholly on the GPU needs no exchange. The sum over layers is minimised under a limit
+on bytes, as in PowerInfer (SOSP'24, section 6.3), whose formulation maximises the activations that the GPU carries
+instead: with neurons of equal size, no exchange costs and a GPU that is never the slower side the two agree.
 
-Neurons of a layer are equal but for how often they fire, so the hottest go first, and what is left to decide is how many
-of each layer. Until the GPU becomes the slower side, a layer's time falls by less with each neuron: taking the best gain
-a byte, over all layers, is optimal. Finishing a layer saves its exchange at once, which is no such gain: sets of layers
-to finish are tried, each with the best use of what it leaves.
+Neurons of a layer are equal but for how often they fire, so the hottest go first, and what is left to decide is how
+many of each layer. Until the GPU becomes the slower side, a layer's time falls by less with each neuron: taking the
+best gain a byte, over all layers, is optimal. Finishing a layer saves its exchange at once, which is no such gain: sets
+of layers to finish are tried, each with the best use of what it leaves.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PLACEMENT_VERSION = 1
 """Changes when the same input gives another placement: indices made by another version are made anew."""
 
 STEADY_SHARE = 0.01
-"""A placement that carries the most activations is taken where its predicted time is within this share of the best one's:
-the GPU's part of the time hardly varies from token to token, that of the CPU does, and with it which cold neurons fire."""
+"""A placement that carries the most activations is taken where its predicted time is within this share of the best: the
+GPU's part of the time hardly varies from token to token, that of the CPU does, with the cold neurons that fire."""
 
 
 MAX_ATTEMPTS = 300
@@ -124,8 +124,8 @@ def place(
 ) -> Placement:
     """The placement of the least predicted time whose neurons take at most `capacity` bytes on the GPU.
 
-    step: neurons are placed in groups of so many (the paper's: 64). at_least: of each layer, neurons below which none are
-    placed (the paper's communication constraint). steady_share: see STEADY_SHARE; 0 for the very best time.
+    step: neurons are placed in groups of so many (the paper's: 64). at_least: of each layer, neurons below which none
+    are placed (the paper's communication constraint). steady_share: see STEADY_SHARE; 0 for the very best time.
     Room that gains no time is still filled, hottest first, where that loses none; where all neurons fit, none is left.
     """
     if sum(layer.order.size * layer.gpu_bytes for layer in layers) <= capacity:
