@@ -12,10 +12,12 @@ transformers = pytest.importorskip("transformers")
 
 import torch  # noqa: E402
 from hf_gguf import change_activation, make_drelu, make_sparse, random_model, to_gguf  # noqa: E402
-from tiny_models import TinyFile  # noqa: E402
+from tiny_models import TinyFile, tensor  # noqa: E402
 
 from powerinfer.backends import NAMES, create_backend  # noqa: E402
-from powerinfer.backends.interface import BackendOptions, Batch  # noqa: E402
+from powerinfer.backends.interface import BackendOptions, Batch, Rope, RopeStyle  # noqa: E402
+from powerinfer.backends.torch.attention import rotate  # noqa: E402
+from powerinfer.errors import FormatError, UnsupportedError, UsageError  # noqa: E402
 from powerinfer.models import ModelOptions, Transformer, build_spec  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
@@ -135,3 +137,160 @@ def test_logits_are_transformers(backend: str, name: str) -> None:
     architecture, config, extra = CONFIGS[name]
     model = random_model(config)
     check(model, to_gguf(model, architecture, extra), backend)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_the_rotary_factors_of_llama_3(backend: str) -> None:
+    settings = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = transformers.LlamaConfig(
+        **DECODER, rope_scaling=settings | {"original_max_position_embeddings": 24}, rope_theta=5e5
+    )
+    model = random_model(config)
+    file = to_gguf(model, "llama")
+    theirs = model.model.rotary_emb.inv_freq.double().numpy()
+    factors = 5e5 ** (-np.arange(5) / 5) / theirs
+    assert factors.max() > 7.9
+    assert factors.min() < 1.1
+    file.tensors["rope_freqs.weight"] = tensor(factors)
+    check(model, file, backend)
+    file.tensors["rope_freqs.weight"] = tensor(np.array([1, 1, 0, 1, 1]))
+    with pytest.raises(FormatError, match=r"rope_freqs.weight holds values that are not above 0"):
+        build_spec(file, ModelOptions())
+
+
+@pytest.mark.parametrize("style", [RopeStyle.NEOX, RopeStyle.INTERLEAVED])
+def test_part_of_a_head_turns(style: RopeStyle) -> None:
+    rope = Rope(n_rot=6, style=style, freq_base=100.0, freq_scale=0.5, freq_factors=(1.0, 2.0, 4.0), magnitude=1.5)
+    head = np.random.default_rng(0).standard_normal((4, 1, 10)).astype(np.float32)
+    positions = np.array([0, 1, 7, 100])
+    turned = rotate(torch.from_numpy(head), torch.from_numpy(positions), rope).numpy()
+    np.testing.assert_array_equal(turned[..., 6:], head[..., 6:])
+    a, b = (slice(0, 3), slice(3, 6)) if style is RopeStyle.NEOX else (slice(0, 6, 2), slice(1, 6, 2))
+    angles = positions[:, None, None] * 0.5 * np.array([1, 100 ** (-1 / 3) / 2, 100 ** (-2 / 3) / 4])
+    want = 1.5 * (head[..., a] + 1j * head[..., b]) * np.exp(1j * angles)
+    np.testing.assert_allclose(turned[..., a] + 1j * turned[..., b], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3, yarn"])
+def test_part_of_a_head_turns_in_whole_models(name: str) -> None:
+    architecture, config, extra = CONFIGS[name]
+    extra = extra | {f"{architecture}.rope.dimension_count": 6}
+    spec = build_spec(to_gguf(random_model(config), architecture, extra), ModelOptions())
+    assert {layer.attention.rope.n_rot for layer in spec.layers} == {6}
+    tokens = np.arange(N_TOKENS, dtype=np.int32)
+    logits = []
+    for backend in NAMES:
+        options = BackendOptions(n_threads=1, cache_type_k="f32", cache_type_v="f32")
+        model = Transformer(spec, create_backend(backend, options))
+        logits.append(model.forward(Batch.of_sequence(tokens, 0, np.arange(N_TOKENS)), model.kv_cache(32)))
+    np.testing.assert_allclose(logits[0], logits[1], atol=CEILING, rtol=0)
+
+
+def relu_model(architecture: str, **changes: Any) -> Any:
+    """A random ReLU model of a family that PowerInfer's files hold."""
+    configs = {
+        "llama": lambda: transformers.LlamaConfig(**DECODER | changes, hidden_act="relu"),
+        "bamboo": lambda: transformers.MistralConfig(**DECODER | changes, hidden_act="relu"),
+        "falcon": lambda: transformers.FalconConfig(**FALCON | {"activation": "relu"} | changes),
+        "opt": lambda: transformers.OPTConfig(**OPT | changes),
+    }
+    model = random_model(configs[architecture]())
+    if architecture == "bamboo":
+        make_drelu(model)
+    return model
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("architecture", ["bamboo", "opt"])
+def test_ordinary_files_of_relu_families_need_no_hint(backend: str, architecture: str) -> None:
+    model = relu_model(architecture)
+    check(model, to_gguf(model, architecture), backend)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("llama", {}), ("bamboo", {}), ("falcon", {}), ("falcon", FALCON_40B), ("falcon", {"bias": True}), ("opt", {})],
+)
+def test_sparse_files_compute_what_their_predictors_name(
+    backend: str, architecture: str, changes: dict[str, Any]
+) -> None:
+    model = relu_model(architecture, **changes)
+    ordinary = to_gguf(model, architecture)
+    dense = TinyFile(ordinary.metadata | {"powerinfer.activation": "relu"}, ordinary.tensors)
+    check(model, dense, backend)
+    before = run_theirs(model, np.arange(N_TOKENS, dtype=np.int32))
+    file = make_sparse(model, ordinary, architecture, rank=9, threshold=0.5)
+    assert np.abs(run_theirs(model, np.arange(N_TOKENS, dtype=np.int32)) - before).max() > 0.5
+    check(model, file, backend)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_shifted_relu(backend: str, sparse: bool) -> None:
+    model = relu_model("llama")
+    file = to_gguf(model, "llama", {"powerinfer.activation": "relu", "powerinfer.activation_threshold": 0.25})
+    change_activation(model, "llama", lambda y: torch.where(y > 0.25, y, 0.0))
+    if sparse:
+        file = make_sparse(model, file, "llama", rank=9, threshold=-0.5)
+    check(model, file, backend)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_gemma_in_a_sparse_file(backend: str) -> None:
+    """Not a model that exists: norms after blocks meet lists of neurons."""
+    model = random_model(transformers.Gemma3TextConfig(**GEMMA3 | {"hidden_activation": "relu"}))
+    file = make_sparse(model, to_gguf(model, "gemma3"), "gemma3", rank=9, threshold=0.5)
+    check(model, file, backend)
+
+
+def changed(name: str, change: dict[str, Any]) -> TinyFile:
+    architecture, config, extra = CONFIGS[name]
+    return to_gguf(random_model(config), architecture, extra | change)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (changed("mistral", {"llama.attention.sliding_window": -1}), "llama.attention.sliding_window is -1"),
+        (changed("mistral", {"llama.expert_count": 8}), "is a mixture of experts"),
+        (changed("llama, yarn", {"llama.rope.freq_base": 1.0}), "rope.freq_base is 1.0: yarn"),
+        (changed("llama, yarn", {"llama.rope.scaling.type": "longrope"}), "rotary scaling 'longrope' is not"),
+        (changed("gemma3", {"gemma3.attention.sliding_window_pattern": 0}), "sliding_window_pattern is 0: expected"),
+        (changed("gemma3", {"gemma3.attention.sliding_window_pattern": [True] * 5}), "a flag for each of 6 layers"),
+        (changed("gemma3", {"gemma3.final_logit_softcapping": 30.0}), "final_logit_softcapping is not supported"),
+        (changed("falcon 40B", {"falcon.attention.head_count_kv": 2}), "blk.0.attn_qkv.weight has the shape 120 x 60"),
+        (changed("opt", {"opt.embedding_length": 61}), "token_embd.weight has the shape 37 x 60"),
+        (changed("opt", {"powerinfer.activation_threshold": -1.0}), "activation_threshold is -1.0: expected"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_in_one_line(file: TinyFile, message: str) -> None:
+    with pytest.raises((FormatError, UnsupportedError)) as caught:
+        build_spec(file, ModelOptions())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_gemma_patterns_of_windows() -> None:
+    def windows(change: dict[str, Any]) -> list[int]:
+        return [a.attention.window for a in build_spec(changed("gemma3", change), ModelOptions()).layers]
+
+    assert windows({}) == [7, 7, 7, 7, 7, 0]
+    assert windows({"gemma3.attention.sliding_window_pattern": 2}) == [7, 0, 7, 0, 7, 0]
+    flags = np.array([True, False, False, True, True, False])
+    assert windows({"gemma3.attention.sliding_window_pattern": flags}) == [7, 0, 0, 7, 7, 0]
+    assert windows({"gemma3.attention.sliding_window": 0}) == [0] * 6
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_learned_positions_end(backend: str) -> None:
+    file = changed("opt", {"opt.context_length": 2048})
+    spec = build_spec(file, ModelOptions())
+    assert (spec.n_ctx_train, spec.max_positions) == (64, 64)
+    model = Transformer(spec, create_backend(backend, BackendOptions(n_threads=1)))
+    model.kv_cache(64)
+    with pytest.raises(UsageError, match="the context size is 65: this model has 64 positions"):
+        model.kv_cache(65)
+    file.tensors["position_embd.weight"] = file.tensors["position_embd.weight"].rows(0, 2)
+    with pytest.raises(FormatError, match="position_embd.weight has 2 rows"):
+        build_spec(file, ModelOptions())
