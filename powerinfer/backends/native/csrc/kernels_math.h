@@ -76,8 +76,9 @@ void in_place(float* x, int n, F f) {
 
 void silu(float* x, int n) { in_place(x, n, silu_of); }
 void gelu(float* x, int n) { in_place(x, n, gelu_of); }
-void relu(float* x, int n) {
-    in_place(x, n, [](F32 v) { return max(v, zero()); });
+void relu(float* x, int n, float threshold) {
+    if (threshold == 0.0f) return in_place(x, n, [](F32 v) { return max(v, zero()); });
+    for (int j = 0; j < n; j++) x[j] = x[j] > threshold ? x[j] : 0.0f;
 }
 
 void sparse_rank_update(const float* h, ptrdiff_t ld_h, int n_tokens, const float* w, int n_rows, int n, float* y,
