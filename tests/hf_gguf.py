@@ -1,7 +1,8 @@
 """Tiny random transformers models as GGUF files in memory, written apart from the package's converter.
 
-A name in a state dict becomes a GGUF name by one table a family; what the formats lay out otherwise (rotary pairs, fused
-matrices, norms of 1 + w) is moved by hand. Sparsity, which transformers does not know, is hooked into its modules.
+A name in a state dict becomes a GGUF name by one table a family; what the formats lay out otherwise (rotary pairs,
+fused matrices, norms of 1 + w) is moved by hand. Sparsity, which transformers does not know, is hooked into its
+modules.
 """
 
 from __future__ import annotations
@@ -214,9 +215,7 @@ def make_sparse(model: Any, file: TinyFile, architecture: str, rank: int, thresh
     return TinyFile(file.metadata | {"powerinfer.sparse_threshold": threshold}, tensors, is_powerinfer=True)
 
 
-def _hook_mask(
-    layer: Any, norm: str, activation: str, fc1: torch.Tensor, fc2: torch.Tensor, threshold: float
-) -> None:
+def _hook_mask(layer: Any, norm: str, activation: str, fc1: torch.Tensor, fc2: torch.Tensor, threshold: float) -> None:
     seen: list[torch.Tensor] = []
 
     def mask(_: Any, args: Any, y: torch.Tensor) -> torch.Tensor:

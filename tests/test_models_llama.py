@@ -100,7 +100,7 @@ def broken(change: dict[str, Any] | None = None, without: str = "", **tensors: Q
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (broken({"general.architecture": "mamba"}), "unsupported model architecture 'mamba': supported are bamboo, falcon, gemma3"),
+        (broken({"general.architecture": "mamba"}), "unsupported model architecture 'mamba': supported are bamboo, "),
         (broken({"general.architecture": None}), "general.architecture is None"),
         (broken({"llama.block_count": None}), "lacks the key llama.block_count"),
         (broken({"llama.block_count": 3}), "lacks the tensor blk.2"),
