@@ -208,11 +208,11 @@ def test_positions_and_tokens_out_of_range_are_refused() -> None:
 
 def test_types_without_kernels_are_converted_with_a_notice() -> None:
     file = TinyLlama(n_embd=256, head_dim=32, n_head=8, n_ff=64, kind="F16").build()
-    blocks = np.random.default_rng(1).integers(0, 256, (64, 144), dtype=np.uint8)
-    blocks[:, :4] = np.array([0.002, 0.01], np.float16).view(np.uint8)
+    blocks = np.random.default_rng(1).integers(0, 256, (64, 110), dtype=np.uint8)
+    blocks[:, 108:] = np.array([0.002], np.float16).view(np.uint8)
     from powerinfer.quantization import TYPES, QuantTensor
 
-    file.tensors["blk.0.ffn_up.weight"] = QuantTensor(TYPES.by_name("Q4_K"), (64, 256), blocks)
+    file.tensors["blk.0.ffn_up.weight"] = QuantTensor(TYPES.by_name("Q3_K"), (64, 256), blocks)
     spec = build_spec(file, ModelOptions())
     notices: list[str] = []
     model = Transformer(spec, create_backend("native", BackendOptions(n_threads=1, notify=notices.append)))
@@ -220,7 +220,7 @@ def test_types_without_kernels_are_converted_with_a_notice() -> None:
     logits = model.forward(Batch.of_sequence(tokens, 0, np.arange(7)), model.kv_cache(8))
     assert error(logits, oracle(spec, tokens)) < CEILING["native"]
     assert len(notices) == 1
-    assert "Q4_K" in notices[0]
+    assert "Q3_K" in notices[0]
 
 
 def test_bad_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from gguf.quants import dequantize, quantize
 
 from powerinfer.backends.native import _kernels
 
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q6_K")
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+K_QUANTS = {"Q4_K": (144, slice(0, 4)), "Q5_K": (176, slice(0, 4)), "Q6_K": (210, slice(208, 210))}
+"""Bytes of a block, and where its float16 scales are."""
 FLOATS = ("F32", "F16", "BF16")
 ODD_SIZES = (1, 3, 31, 33, 255)
 
@@ -26,9 +28,11 @@ def runtime(request: pytest.FixtureRequest) -> _kernels.Runtime:
 def random_rows(name: str, n_rows: int, n_cols: int, rng: np.random.Generator) -> Bytes:
     """Rows of type `name`: quantized normal numbers, or random bits with sane scales where gguf-py cannot quantize."""
     kind = gguf.GGMLQuantizationType[name]
-    if name == "Q6_K":
-        blocks = rng.integers(0, 256, (n_rows * n_cols // 256, 210), dtype=np.uint8)
-        blocks[:, 208:] = rng.uniform(-0.05, 0.05, len(blocks)).astype(np.float16)[:, None].view(np.uint8)
+    if name in K_QUANTS:
+        size, scales = K_QUANTS[name]
+        blocks = rng.integers(0, 256, (n_rows * n_cols // 256, size), dtype=np.uint8)
+        values = rng.uniform(-0.05, 0.05, (len(blocks), (scales.stop - scales.start) // 2))
+        blocks[:, scales] = values.astype(np.float16).view(np.uint8)
         return blocks.reshape(n_rows, -1)
     values = rng.standard_normal((n_rows, n_cols)).astype(np.float32)
     return np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(n_rows, -1)

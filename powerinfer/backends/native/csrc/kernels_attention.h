@@ -38,7 +38,8 @@ void to_q8_0_row(const float* x, int n, uint8_t* row) {
         F32 top = max(max(abs(load(x)), abs(load(x + 8))), max(abs(load(x + 16)), abs(load(x + 24))));
         const float scale = largest(top) / 127.0f;
         int16_t q[32];
-        quantize_32(x, scale > 0.0f ? 1.0f / scale : 0.0f, q);
+        int32_t sums[2];
+        quantize_32(x, scale > 0.0f ? 1.0f / scale : 0.0f, q, sums);
         for (int i = 0; i < 32; i++) y->qs[i] = static_cast<int8_t>(q[i]);
         y->d = f32_to_f16(scale);
     }

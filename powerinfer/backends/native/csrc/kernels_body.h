@@ -24,7 +24,7 @@ template <class Q>
 constexpr TypeKernels quantized_kernels() {
     using P = typename PackedForm<Q>::Type;
     return {true,
-            32,
+            Q::kBlockSize,
             sizeof(typename Q::Block),
             quantized_matmul<Q>,
             quantized_axpy<Q>,
@@ -62,6 +62,8 @@ constexpr Kernels make_kernels(const char* name) {
     set(Type::Q5_0, quantized_kernels<Q5_0>());
     set(Type::Q5_1, quantized_kernels<Q5_1>());
     set(Type::Q8_0, quantized_kernels<Q8_0>());
+    set(Type::Q4_K, quantized_kernels<Q4_K>());
+    set(Type::Q5_K, quantized_kernels<Q5_K>());
     set(Type::Q6_K, q6_k_kernels());
     k.round = round;
     k.rms_norm = rms_norm;

@@ -1,12 +1,12 @@
 // Part of kernels_body.h: activations, norms and the down projection of a batch.
 
-void round(const float* x, int n, int16_t* q, float* d, float* s) {
+void round(const float* x, int n, int16_t* q, float* d, float* s, int32_t* h) {
     for (int b = 0; b < n / 32; b++, x += 32, q += 32) {
         F32 top = max(max(abs(load(x)), abs(load(x + 8))), max(abs(load(x + 16)), abs(load(x + 24))));
         const float scale = largest(top) / kActivationMax;
-        const int total = quantize_32(x, scale > 0.0f ? 1.0f / scale : 0.0f, q);
+        quantize_32(x, scale > 0.0f ? 1.0f / scale : 0.0f, q, h + 2 * b);
         d[b] = scale;
-        s[b] = scale * static_cast<float>(total);
+        s[b] = scale * static_cast<float>(h[2 * b] + h[2 * b + 1]);
     }
 }
 

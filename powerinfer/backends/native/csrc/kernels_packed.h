@@ -46,33 +46,55 @@ inline void pack_scales(const Row* const (&rows)[kOctet], uint16_t (&d)[8]) {
 }
 
 // Of a type, value = d * word + m; `unpack`: pairs 4 c .. 4 c + 3 of 32 columns. kMin: whether m is not always zero;
-// kNibbles: whether `qs` is all there is to the words.
-struct PackedQ4_0 {
-    struct Block {
-        uint16_t d[8];
-        uint8_t qs[4][32];
-    };
+// kNibbles: whether `qs` is all there is to the words. kRowSize: columns of a block in a file. `blocks`: those of 32
+// columns, one for each octet. `Head`: what eight of them from a multiple of eight on have in common. `pack` writes one
+// octet's part of a block of its rows.
+struct NoHead {};
+
+template <class B>
+struct PlainPacked {
+    using Head = NoHead;
+    static constexpr int kRowSize = 32;
+    static const B* blocks(const uint8_t* group, int block) {
+        return reinterpret_cast<const B*>(group) + block * kOctets;
+    }
+    static Head head(const uint8_t*, int, int) { return {}; }
+    static F32 d(const B& b, const Head&, int) { return load_f16(b.d); }
+};
+
+struct PackedQ4_0Block {
+    uint16_t d[8];
+    uint8_t qs[4][32];
+};
+
+static_assert(sizeof(PackedQ4_0Block) == kOctet * sizeof(BlockQ4_0));
+struct PackedQ4_0 : PlainPacked<PackedQ4_0Block> {
+    using Block = PackedQ4_0Block;
     using Row = BlockQ4_0;
     static constexpr bool kMin = true, kNibbles = true;
-    static void pack(const Row* const (&rows)[kOctet], Block& out) {
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Block& out = reinterpret_cast<Block*>(group)[block * kOctets + g];
         pack_scales(rows, out.d);
         pack_nibbles(rows, out.qs[0]);
     }
     static void unpack(const Block& b, int c, Words (&pairs)[4]) {
         unpack_eight_columns(b.qs[c], pairs);
     }
-    static F32 d(const Block& b) { return load_f16(b.d); }
-    static F32 m(const Block& b) { return mul(d(b), set1(-8.0f)); }
+    static F32 m(const Block& b, const Head& h, int) { return mul(d(b, h, 0), set1(-8.0f)); }
 };
 
-struct PackedQ4_1 {
-    struct Block {
-        uint16_t d[8], m[8];
-        uint8_t qs[4][32];
-    };
+struct PackedQ4_1Block {
+    uint16_t d[8], m[8];
+    uint8_t qs[4][32];
+};
+
+static_assert(sizeof(PackedQ4_1Block) == kOctet * sizeof(BlockQ4_1));
+struct PackedQ4_1 : PlainPacked<PackedQ4_1Block> {
+    using Block = PackedQ4_1Block;
     using Row = BlockQ4_1;
     static constexpr bool kMin = true, kNibbles = true;
-    static void pack(const Row* const (&rows)[kOctet], Block& out) {
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Block& out = reinterpret_cast<Block*>(group)[block * kOctets + g];
         pack_scales(rows, out.d);
         for (int r = 0; r < kOctet; r++) out.m[r] = rows[r]->m;
         pack_nibbles(rows, out.qs[0]);
@@ -80,74 +102,87 @@ struct PackedQ4_1 {
     static void unpack(const Block& b, int c, Words (&pairs)[4]) {
         unpack_eight_columns(b.qs[c], pairs);
     }
-    static F32 d(const Block& b) { return load_f16(b.d); }
-    static F32 m(const Block& b) { return load_f16(b.m); }
+    static F32 m(const Block& b, const Head&, int) { return load_f16(b.m); }
 };
 
-// Fifth bits of pair p: bit i of qh[p] belongs to word i.
-template <class Row>
-inline void pack_fifth_bits(const Row* const (&rows)[kOctet], uint16_t (&qh)[16]) {
-    for (int p = 0; p < 16; p++) {
-        uint16_t bits = 0;
-        for (int i = 0; i < 16; i++) {
-            const int column = 2 * p + i % 2;
-            bits |= static_cast<uint16_t>((rows[i / 2]->qh[column / 8] >> (column % 8) & 1) << i);
-        }
-        qh[p] = bits;
+// Fifth bits of 32 columns: bit p of lane 2 r + w is that of column 2 p + w of row r. bit(r, column) gives it.
+template <class Bit>
+inline void pack_fifth_bits(Bit bit, uint16_t (&qh)[16]) {
+    for (int lane = 0; lane < 16; lane++) {
+        qh[lane] = 0;
+        for (int p = 0; p < 16; p++) qh[lane] |= static_cast<uint16_t>(bit(lane / 2, 2 * p + lane % 2) << p);
     }
 }
 
-struct PackedQ5_0 {
-    struct Block {
-        uint16_t d[8];
-        uint16_t qh[16];
-        uint8_t qs[4][32];
-    };
+// Pairs 4 c .. 4 c + 3, from nibbles and fifth bits.
+inline void unpack_eight_columns(const uint8_t* packed, const uint16_t (&qh)[16], int c, Words (&pairs)[4]) {
+    unpack_eight_columns(packed, pairs);
+    const Words bits = load_words(qh);
+    for (int n = 0; n < 4; n++) {
+        const int p = 4 * c + n;
+        pairs[n] = bit_or(pairs[n], bit_and(p < 4 ? shift_left(bits, 4 - p) : shift_right(bits, p - 4), 16));
+    }
+}
+
+struct PackedQ5_0Block {
+    uint16_t d[8];
+    uint16_t qh[16];
+    uint8_t qs[4][32];
+};
+
+static_assert(sizeof(PackedQ5_0Block) == kOctet * sizeof(BlockQ5_0));
+struct PackedQ5_0 : PlainPacked<PackedQ5_0Block> {
+    using Block = PackedQ5_0Block;
     using Row = BlockQ5_0;
     static constexpr bool kMin = true, kNibbles = false;
-    static void pack(const Row* const (&rows)[kOctet], Block& out) {
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Block& out = reinterpret_cast<Block*>(group)[block * kOctets + g];
         pack_scales(rows, out.d);
-        pack_fifth_bits(rows, out.qh);
+        pack_fifth_bits([&](int r, int column) { return rows[r]->qh[column / 8] >> (column % 8) & 1; }, out.qh);
         pack_nibbles(rows, out.qs[0]);
     }
     static void unpack(const Block& b, int c, Words (&pairs)[4]) {
-        unpack_eight_columns(b.qs[c], pairs);
-        for (int p = 0; p < 4; p++) pairs[p] = add_fifth_bits(pairs[p], b.qh[4 * c + p]);
+        unpack_eight_columns(b.qs[c], b.qh, c, pairs);
     }
-    static F32 d(const Block& b) { return load_f16(b.d); }
-    static F32 m(const Block& b) { return mul(d(b), set1(-16.0f)); }
+    static F32 m(const Block& b, const Head& h, int) { return mul(d(b, h, 0), set1(-16.0f)); }
 };
 
-struct PackedQ5_1 {
-    struct Block {
-        uint16_t d[8], m[8];
-        uint16_t qh[16];
-        uint8_t qs[4][32];
-    };
+struct PackedQ5_1Block {
+    uint16_t d[8], m[8];
+    uint16_t qh[16];
+    uint8_t qs[4][32];
+};
+
+static_assert(sizeof(PackedQ5_1Block) == kOctet * sizeof(BlockQ5_1));
+struct PackedQ5_1 : PlainPacked<PackedQ5_1Block> {
+    using Block = PackedQ5_1Block;
     using Row = BlockQ5_1;
     static constexpr bool kMin = true, kNibbles = false;
-    static void pack(const Row* const (&rows)[kOctet], Block& out) {
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Block& out = reinterpret_cast<Block*>(group)[block * kOctets + g];
         pack_scales(rows, out.d);
         for (int r = 0; r < kOctet; r++) out.m[r] = rows[r]->m;
-        pack_fifth_bits(rows, out.qh);
+        pack_fifth_bits([&](int r, int column) { return rows[r]->qh[column / 8] >> (column % 8) & 1; }, out.qh);
         pack_nibbles(rows, out.qs[0]);
     }
     static void unpack(const Block& b, int c, Words (&pairs)[4]) {
-        unpack_eight_columns(b.qs[c], pairs);
-        for (int p = 0; p < 4; p++) pairs[p] = add_fifth_bits(pairs[p], b.qh[4 * c + p]);
+        unpack_eight_columns(b.qs[c], b.qh, c, pairs);
     }
-    static F32 d(const Block& b) { return load_f16(b.d); }
-    static F32 m(const Block& b) { return load_f16(b.m); }
+    static F32 m(const Block& b, const Head&, int) { return load_f16(b.m); }
 };
 
-struct PackedQ8_0 {
-    struct Block {
-        uint16_t d[8];
-        int8_t qs[16][16];
-    };
+struct PackedQ8_0Block {
+    uint16_t d[8];
+    int8_t qs[16][16];
+};
+
+static_assert(sizeof(PackedQ8_0Block) == kOctet * sizeof(BlockQ8_0));
+struct PackedQ8_0 : PlainPacked<PackedQ8_0Block> {
+    using Block = PackedQ8_0Block;
     using Row = BlockQ8_0;
     static constexpr bool kMin = false, kNibbles = false;
-    static void pack(const Row* const (&rows)[kOctet], Block& out) {
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Block& out = reinterpret_cast<Block*>(group)[block * kOctets + g];
         pack_scales(rows, out.d);
         for (int p = 0; p < 16; p++) {
             for (int i = 0; i < 16; i++) out.qs[p][i] = rows[i / 2]->qs[2 * p + i % 2];
@@ -156,8 +191,100 @@ struct PackedQ8_0 {
     static void unpack(const Block& b, int c, Words (&pairs)[4]) {
         for (int p = 0; p < 4; p++) pairs[p] = widen_i8(b.qs[4 * c + p]);
     }
-    static F32 d(const Block& b) { return load_f16(b.d); }
-    static F32 m(const Block&) { return zero(); }
+    static F32 m(const Block&, const Head&, int) { return zero(); }
+};
+
+// Scales of an octet's 256 columns.
+struct PackedScales {
+    uint16_t d[8], dmin[8];
+    uint8_t factors[8][8];  // of 32 columns and row r: bits 0-5 the factor, 6-7 the low bits of the minimum
+    uint8_t minima[8][4];   // bits 2-5 of the minimum: low nibble of byte r for r < 4, high nibble of byte r - 4 above
+};
+
+template <class B, class RowBlock>
+struct SuperPacked {
+    using Block = B;
+    using Row = RowBlock;
+    struct Group {
+        PackedScales scales[kOctets];
+        B blocks[8][kOctets];
+    };
+    struct Head {
+        F32 d, dmin;
+        const PackedScales* scales;
+    };
+    static_assert(sizeof(Group) == kPackedRows * sizeof(Row));
+    static constexpr int kRowSize = 256;
+    static constexpr bool kMin = true;
+
+    static void pack_super(const Row* const (&rows)[kOctet], Group& out, int g) {
+        PackedScales& to = out.scales[g];
+        uint8_t factors[kOctet][8], minima[kOctet][8];
+        for (int r = 0; r < kOctet; r++) {
+            to.d[r] = rows[r]->d;
+            to.dmin[r] = rows[r]->dmin;
+            unpack_sixes(rows[r]->scales, factors[r], minima[r]);
+        }
+        for (int i = 0; i < 8; i++) {
+            for (int r = 0; r < kOctet; r++) {
+                to.factors[i][r] = static_cast<uint8_t>(factors[r][i] | (minima[r][i] & 3) << 6);
+            }
+            for (int r = 0; r < 4; r++) {
+                to.minima[i][r] = static_cast<uint8_t>(minima[r][i] >> 2 | (minima[r + 4][i] >> 2) << 4);
+            }
+            for (int c = 0; c < 4; c++) {
+                const auto nibble = [&](int r, int j) {
+                    const int byte = rows[r]->qs[i / 2 * 32 + 8 * c + j];
+                    return i % 2 ? byte >> 4 : byte & 15;
+                };
+                pack_eight_columns(nibble, out.blocks[i][g].qs[c]);
+            }
+        }
+    }
+    static const B* blocks(const uint8_t* group, int block) {
+        return reinterpret_cast<const Group*>(group)[block / 8].blocks[block % 8];
+    }
+    static Head head(const uint8_t* group, int block, int g) {
+        const PackedScales& scales = reinterpret_cast<const Group*>(group)[block / 8].scales[g];
+        return {load_f16(scales.d), load_f16(scales.dmin), &scales};
+    }
+    static F32 d(const B&, const Head& head, int i) {
+        return mul(head.d, to_f32(bit_and(load_u8_as_i32(head.scales->factors[i]), 63)));
+    }
+    static F32 m(const B&, const Head& head, int i) {
+        const I32 low = shift_right(load_u8_as_i32(head.scales->factors[i]), 6);
+        const I32 minima = add(low, shift_left(load_nibbles_as_i32(head.scales->minima[i]), 2));
+        return mul(sub(zero(), head.dmin), to_f32(minima));
+    }
+};
+
+struct PackedQ4_KBlock {
+    uint8_t qs[4][32];
+};
+
+struct PackedQ4_K : SuperPacked<PackedQ4_KBlock, BlockQ4_K> {
+    static constexpr bool kNibbles = true;
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        pack_super(rows, reinterpret_cast<Group*>(group)[block], g);
+    }
+    static void unpack(const Block& b, int c, Words (&pairs)[4]) { unpack_eight_columns(b.qs[c], pairs); }
+};
+
+struct PackedQ5_KBlock {
+    uint16_t qh[16];
+    uint8_t qs[4][32];
+};
+
+struct PackedQ5_K : SuperPacked<PackedQ5_KBlock, BlockQ5_K> {
+    static constexpr bool kNibbles = false;
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Group& out = reinterpret_cast<Group*>(group)[block];
+        pack_super(rows, out, g);
+        for (int i = 0; i < 8; i++) {
+            pack_fifth_bits([&](int r, int column) { return rows[r]->qh[column] >> i & 1; }, out.blocks[i][g].qh);
+        }
+    }
+    static void unpack(const Block& b, int c, Words (&pairs)[4]) { unpack_eight_columns(b.qs[c], b.qh, c, pairs); }
 };
 
 // Row-major form to packed form.
@@ -182,6 +309,14 @@ struct PackedForm<Q5_1> {
 template <>
 struct PackedForm<Q8_0> {
     using Type = PackedQ8_0;
+};
+template <>
+struct PackedForm<Q4_K> {
+    using Type = PackedQ4_K;
+};
+template <>
+struct PackedForm<Q5_K> {
+    using Type = PackedQ5_K;
 };
 
 // Sums of 32 columns of a group for one token. Nibbles need no shift: 16 or 256 times their products are summed on their
@@ -220,18 +355,22 @@ inline void sums_of_token(const typename P::Block* blocks, const int16_t* x, I32
 template <class P>
 void packed_token(const uint8_t* group, const Activations& a, int token, float* out) {
     const int n_blocks = a.n_blocks();
-    const auto* blocks = reinterpret_cast<const typename P::Block*>(group);
     const int16_t* x = a.q + static_cast<ptrdiff_t>(token) * a.n_cols;
     const float* dx = a.d + static_cast<ptrdiff_t>(token) * n_blocks;
     const float* sx = a.s + static_cast<ptrdiff_t>(token) * n_blocks;
     F32 acc[kOctets], offset[kOctets];
     for (int g = 0; g < kOctets; g++) acc[g] = offset[g] = zero();
-    for (int b = 0; b < n_blocks; b++, blocks += kOctets) {
+    typename P::Head heads[kOctets] = {};
+    for (int b = 0; b < n_blocks; b++) {
+        const typename P::Block* blocks = P::blocks(group, b);
+        if (b % 8 == 0) {
+            for (int g = 0; g < kOctets; g++) heads[g] = P::head(group, b, g);
+        }
         I32 sums[kOctets];
         sums_of_token<P>(blocks, x + b * 32, sums);
         for (int g = 0; g < kOctets; g++) {
-            acc[g] = fma(to_f32(sums[g]), mul(P::d(blocks[g]), set1(dx[b])), acc[g]);
-            if (P::kMin) offset[g] = fma(P::m(blocks[g]), set1(sx[b]), offset[g]);
+            acc[g] = fma(to_f32(sums[g]), mul(P::d(blocks[g], heads[g], b % 8), set1(dx[b])), acc[g]);
+            if (P::kMin) offset[g] = fma(P::m(blocks[g], heads[g], b % 8), set1(sx[b]), offset[g]);
         }
     }
     for (int g = 0; g < kOctets; g++) store(out + g * kOctet, add(acc[g], offset[g]));
@@ -241,7 +380,6 @@ void packed_token(const uint8_t* group, const Activations& a, int token, float* 
 template <class P, int T>
 void packed_tile(const uint8_t* group, const Activations& a, int first, float* out, ptrdiff_t ld) {
     const int n_blocks = a.n_blocks();
-    const auto* blocks = reinterpret_cast<const typename P::Block*>(group);
     const int16_t* q = a.q + static_cast<ptrdiff_t>(first) * a.n_cols;
     const float* dx = a.d + static_cast<ptrdiff_t>(first) * n_blocks;
     const float* sx = a.s + static_cast<ptrdiff_t>(first) * n_blocks;
@@ -249,7 +387,12 @@ void packed_tile(const uint8_t* group, const Activations& a, int first, float* o
     for (int g = 0; g < kOctets; g++) {
         for (int t = 0; t < T; t++) acc[g][t] = zero();
     }
-    for (int b = 0; b < n_blocks; b++, blocks += kOctets) {
+    typename P::Head heads[kOctets] = {};
+    for (int b = 0; b < n_blocks; b++) {
+        const typename P::Block* blocks = P::blocks(group, b);
+        if (b % 8 == 0) {
+            for (int g = 0; g < kOctets; g++) heads[g] = P::head(group, b, g);
+        }
         I32 sums[kOctets][T];
         for (int g = 0; g < kOctets; g++) {
             for (int t = 0; t < T; t++) sums[g][t] = zero_i32();
@@ -265,7 +408,7 @@ void packed_tile(const uint8_t* group, const Activations& a, int first, float* o
             }
         }
         for (int g = 0; g < kOctets; g++) {
-            const F32 d = P::d(blocks[g]), m = P::m(blocks[g]);
+            const F32 d = P::d(blocks[g], heads[g], b % 8), m = P::m(blocks[g], heads[g], b % 8);
             for (int t = 0; t < T; t++) {
                 const ptrdiff_t at = static_cast<ptrdiff_t>(t) * n_blocks + b;
                 acc[g][t] = fma(to_f32(sums[g][t]), mul(d, set1(dx[at])), acc[g][t]);
@@ -282,19 +425,27 @@ template <class P>
 void packed_matmul(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) {
     int t = 0;
     for (; t + 4 <= n_tokens; t += 4) packed_tile<P, 4>(group, a, t, out, ld);
-    for (; t < n_tokens; t++) packed_token<P>(group, a, t, out + t * ld);
+    switch (n_tokens - t) {
+        case 3: return packed_tile<P, 3>(group, a, t, out, ld);
+        case 2: return packed_tile<P, 2>(group, a, t, out, ld);
+        case 1: return packed_token<P>(group, a, t, out + t * ld);
+    }
 }
 
-// Blocks of 256 columns in sub-blocks of 16: nibbles as above, high two bits of pair n in bits 2 n, 2 n + 1 of the same
-// lanes of `high`.
+// 256 columns in sub-blocks of 16, eight pairs. A word has room for two values and four bits more, so three
+// words hold eight: bits 0-5 and 6-11 of words[i] are pairs 2 i and 2 i + 1; bits 12-15 of words[0] and words[1] are the low
+// four bits of pairs 6 and 7, their high two are bits 12-13 and 14-15 of words[2].
+struct PackedQ6_KGroup {
+    uint16_t d[kOctets][8];
+    int8_t scales[16][kOctets][8];
+    uint16_t words[16][kOctets][3][16];
+};
+
 struct PackedQ6_K {
-    struct Block {
-        uint16_t d[8];
-        int8_t scales[16][8];
-        uint8_t low[16][64];
-        uint8_t high[16][32];
-    };
+    using Group = PackedQ6_KGroup;
     using Row = BlockQ6_K;
+    static constexpr int kRowSize = 256;
+    static_assert(sizeof(Group) == kPackedRows * sizeof(Row));
 
     // The six bits of value j of a row.
     static int bits(const Row& row, int j) {
@@ -303,68 +454,75 @@ struct PackedQ6_K {
         const int high = row.qh[half * 32 + l] >> (2 * quarter) & 3;
         return (quarter < 2 ? low & 15 : low >> 4) | high << 4;
     }
-    static void pack(const Row* const (&rows)[kOctet], Block& out) {
-        pack_scales(rows, out.d);
+    static void pack(const Row* const (&rows)[kOctet], uint8_t* group, int block, int g) {
+        Group& out = reinterpret_cast<Group*>(group)[block];
+        pack_scales(rows, out.d[g]);
         for (int j = 0; j < 16; j++) {
-            for (int r = 0; r < kOctet; r++) out.scales[j][r] = rows[r]->scales[j];
-            for (int c = 0; c < 2; c++) {
-                const auto nibble = [&](int r, int i) { return bits(*rows[r], j * 16 + c * 8 + i) & 15; };
-                pack_eight_columns(nibble, out.low[j] + 32 * c);
-            }
+            for (int r = 0; r < kOctet; r++) out.scales[j][g][r] = rows[r]->scales[j];
             for (int lane = 0; lane < 16; lane++) {
-                uint16_t word = 0;
-                for (int n = 0; n < 8; n++) {
-                    const int six = bits(*rows[lane / 2], j * 16 + 2 * n + lane % 2);
-                    word |= static_cast<uint16_t>((six >> 4) << (2 * n));
+                const auto pair = [&](int p) { return bits(*rows[lane / 2], j * 16 + 2 * p + lane % 2); };
+                const int tops[3] = {pair(6) & 15, pair(7) & 15, pair(6) >> 4 | (pair(7) >> 4) << 2};
+                for (int i = 0; i < 3; i++) {
+                    out.words[j][g][i][lane] = static_cast<uint16_t>(pair(2 * i) | pair(2 * i + 1) << 6 | tops[i] << 12);
                 }
-                std::memcpy(out.high[j] + 2 * lane, &word, 2);
             }
         }
     }
-    // The eight pairs of sub-block j.
-    static void unpack(const Block& b, int j, Words (&pairs)[8]) {
-        Words low[2][4];
-        unpack_eight_columns(b.low[j], low[0]);
-        unpack_eight_columns(b.low[j] + 32, low[1]);
-        const Words high = load_words(b.high[j]);
-        for (int n = 0; n < 8; n++) {
-            const Words at_4 = n < 2 ? shift_left(high, 4 - 2 * n) : shift_right(high, 2 * n - 4);
-            pairs[n] = subtract(bit_or(low[n / 4][n % 4], bit_and(at_4, 48)), 32);
+    // Pairs of a sub-block: even, of the first six; odd, 64 times too large; and the last two.
+    static void unpack(const uint16_t (&from)[3][16], Words (&even)[3], Words (&odd)[3], Words (&last)[2]) {
+        Words words[3];
+        for (int i = 0; i < 3; i++) {
+            words[i] = load_words(from[i]);
+            even[i] = bit_and(words[i], 0x03F);
+            odd[i] = bit_and(words[i], 0xFC0);
+        }
+        for (int i = 0; i < 2; i++) {
+            last[i] = bit_or(shift_right(words[i], 12), bit_and(shift_right(words[2], 8 + 2 * i), 48));
         }
     }
 };
 
+// Values are 32 less than their six bits: sums start with that of the activations.
 template <int T>
 void packed_tile_q6_k(const uint8_t* group, const Activations& a, int first, float* out, ptrdiff_t ld) {
     const int n_blocks = a.n_blocks();
-    const auto* blocks = reinterpret_cast<const PackedQ6_K::Block*>(group);
+    const auto* groups = reinterpret_cast<const PackedQ6_K::Group*>(group);
     const int16_t* q = a.q + static_cast<ptrdiff_t>(first) * a.n_cols;
     const float* dx = a.d + static_cast<ptrdiff_t>(first) * n_blocks;
+    const int32_t* hx = a.h + static_cast<ptrdiff_t>(first) * 2 * n_blocks;
     F32 acc[kOctets][T];
     for (int g = 0; g < kOctets; g++) {
         for (int t = 0; t < T; t++) acc[g][t] = zero();
     }
-    for (int at = 0; at < n_blocks * kOctets; at++) {
-        const int g = at / 8 % kOctets, b = at / (8 * kOctets) * 8 + at % 8;  // octet and 32 columns
-        const PackedQ6_K::Block& block = blocks[at / 8];
-        const F32 d = load_f16(block.d);
-        I32 sums[T];
-        for (int t = 0; t < T; t++) sums[t] = zero_i32();
+    for (int b = 0; b < n_blocks; b++) {
+        const PackedQ6_K::Group& packed = groups[b / 8];
+        I32 sums[kOctets][T];
         for (int half = 0; half < 2; half++) {
             const int j = b % 8 * 2 + half;
-            Words pairs[8];
-            PackedQ6_K::unpack(block, j, pairs);
-            const I32 scale = load_i8_as_i32(block.scales[j]);
-            for (int t = 0; t < T; t++) {
-                const int16_t* x = q + static_cast<ptrdiff_t>(t) * a.n_cols + b * 32 + half * 16;
-                I32 products = zero_i32();
-                for (int p = 0; p < 8; p++) products = dot(pairs[p], broadcast_pair(x + 2 * p), products);
-                sums[t] = mul_add(products, scale, sums[t]);
+            for (int g = 0; g < kOctets; g++) {
+                Words even[3], odd[3], last[2];
+                PackedQ6_K::unpack(packed.words[j][g], even, odd, last);
+                const I32 scale = load_i8_as_i32(packed.scales[j][g]);
+                for (int t = 0; t < T; t++) {
+                    const int16_t* x = q + static_cast<ptrdiff_t>(t) * a.n_cols + b * 32 + half * 16;
+                    const int32_t offset = hx[static_cast<ptrdiff_t>(t) * 2 * n_blocks + 2 * b + half];
+                    I32 products = set1_i32(-32 * offset), large = zero_i32();
+                    for (int i = 0; i < 3; i++) {
+                        products = dot(even[i], broadcast_pair(x + 4 * i), products);
+                        large = dot(odd[i], broadcast_pair(x + 4 * i + 2), large);
+                    }
+                    for (int i = 0; i < 2; i++) products = dot(last[i], broadcast_pair(x + 12 + 2 * i), products);
+                    const I32 so_far = half ? sums[g][t] : zero_i32();
+                    sums[g][t] = mul_add(add(products, shift_right(large, 6)), scale, so_far);
+                }
             }
         }
-        for (int t = 0; t < T; t++) {
-            const F32 scale = mul(d, set1(dx[static_cast<ptrdiff_t>(t) * n_blocks + b]));
-            acc[g][t] = fma(to_f32(sums[t]), scale, acc[g][t]);
+        for (int g = 0; g < kOctets; g++) {
+            const F32 d = load_f16(packed.d[g]);
+            for (int t = 0; t < T; t++) {
+                const F32 scale = mul(d, set1(dx[static_cast<ptrdiff_t>(t) * n_blocks + b]));
+                acc[g][t] = fma(to_f32(sums[g][t]), scale, acc[g][t]);
+            }
         }
     }
     for (int t = 0; t < T; t++) {
@@ -375,19 +533,17 @@ void packed_tile_q6_k(const uint8_t* group, const Activations& a, int first, flo
 void packed_matmul_q6_k(const uint8_t* group, const Activations& a, int n_tokens, float* out, ptrdiff_t ld) {
     int t = 0;
     for (; t + 4 <= n_tokens; t += 4) packed_tile_q6_k<4>(group, a, t, out, ld);
+    for (; t + 2 <= n_tokens; t += 2) packed_tile_q6_k<2>(group, a, t, out, ld);
     for (; t < n_tokens; t++) packed_tile_q6_k<1>(group, a, t, out, ld);
 }
 
 template <class P>
 void pack_rows(const uint8_t* const* rows, int n_cols, uint8_t* group) {
-    static_assert(sizeof(typename P::Block) == kOctet * sizeof(typename P::Row));
-    constexpr int block_size = std::is_same_v<P, PackedQ6_K> ? 256 : 32;
-    auto* out = reinterpret_cast<typename P::Block*>(group);
-    for (int b = 0; b < n_cols / block_size; b++) {
+    for (int b = 0; b < n_cols / P::kRowSize; b++) {
         for (int g = 0; g < kOctets; g++) {
             const typename P::Row* at[kOctet];
             for (int r = 0; r < kOctet; r++) at[r] = reinterpret_cast<const typename P::Row*>(rows[g * kOctet + r]) + b;
-            P::pack(at, out[b * kOctets + g]);
+            P::pack(at, group, b, g);
         }
     }
 }

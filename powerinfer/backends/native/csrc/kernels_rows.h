@@ -1,7 +1,7 @@
 // Part of kernels_body.h: quantized weights in rows as they lie in a file, 32 at a time.
 
-// Words of 32 weights in order: value = d * word + m. Of a type, kMin: whether m is not always zero; `scales`: d and m of
-// eight blocks.
+// Words of 32 weights in order, `block` counted in 32s: value = d * word + m. Of a type, kMin: whether m is not always
+// zero; `scales`: d and m of eight blocks, the first of them a multiple of eight; `bytes`: of as many blocks.
 struct Halves {
     Words low, high;
 };
@@ -11,79 +11,120 @@ inline Halves unpack_nibbles(const uint8_t* qs) {
     return {bit_and(both, 15), shift_right(both, 4)};
 }
 
-struct Q4_0 {
-    using Block = BlockQ4_0;
-    static constexpr bool kMin = true;
-    static Halves unpack(const Block& b) {
-        return unpack_nibbles(b.qs);
-    }
-    static float d(const Block& b) { return f16_to_f32(b.d); }
-    static float m(const Block& b) { return -8.0f * f16_to_f32(b.d); }
-    static void scales(const Block* first, F32& d, F32& m) {
-        d = load_f16_strided<sizeof(Block)>(&first->d);
-        m = mul(d, set1(-8.0f));
+inline Halves unpack_nibbles(const uint8_t* qs, const uint8_t* qh) {
+    const Halves y = unpack_nibbles(qs);
+    uint16_t bits[2];
+    std::memcpy(bits, qh, 4);
+    return {add_fifth_bits(y.low, bits[0]), add_fifth_bits(y.high, bits[1])};
+}
+
+// Types with one scale for each 32.
+template <class B>
+struct PlainBlocks {
+    using Block = B;
+    static constexpr int kBlockSize = 32;
+    static constexpr int bytes(int n_blocks) { return n_blocks * static_cast<int>(sizeof(B)); }
+    static const B& at(const uint8_t* row, int block) { return reinterpret_cast<const B*>(row)[block]; }
+    static float d(const uint8_t* row, int block) { return f16_to_f32(at(row, block).d); }
+    static F32 eight_d(const uint8_t* row, int block) { return load_f16_strided<sizeof(B)>(&at(row, block).d); }
+};
+
+// m = kOffset * d.
+template <class B, int kOffset>
+struct OffsetBlocks : PlainBlocks<B> {
+    using Base = PlainBlocks<B>;
+    static constexpr bool kMin = kOffset != 0;
+    static float m(const uint8_t* row, int block) { return kOffset * Base::d(row, block); }
+    static void scales(const uint8_t* row, int block, F32& d, F32& m) {
+        d = Base::eight_d(row, block);
+        m = kMin ? mul(d, set1(kOffset)) : zero();
     }
 };
 
-struct Q4_1 {
-    using Block = BlockQ4_1;
+template <class B>
+struct MinBlocks : PlainBlocks<B> {
+    using Base = PlainBlocks<B>;
     static constexpr bool kMin = true;
-    static Halves unpack(const Block& b) {
-        return unpack_nibbles(b.qs);
-    }
-    static float d(const Block& b) { return f16_to_f32(b.d); }
-    static float m(const Block& b) { return f16_to_f32(b.m); }
-    static void scales(const Block* first, F32& d, F32& m) {
-        d = load_f16_strided<sizeof(Block)>(&first->d);
-        m = load_f16_strided<sizeof(Block)>(&first->m);
+    static float m(const uint8_t* row, int block) { return f16_to_f32(Base::at(row, block).m); }
+    static void scales(const uint8_t* row, int block, F32& d, F32& m) {
+        d = Base::eight_d(row, block);
+        m = load_f16_strided<sizeof(B)>(&Base::at(row, block).m);
     }
 };
 
-struct Q5_0 {
-    using Block = BlockQ5_0;
-    static constexpr bool kMin = true;
-    static Halves unpack(const Block& b) {
-        Halves y = unpack_nibbles(b.qs);
-        uint16_t bits[2];
-        std::memcpy(bits, b.qh, 4);
-        return {add_fifth_bits(y.low, bits[0]), add_fifth_bits(y.high, bits[1])};
-    }
-    static float d(const Block& b) { return f16_to_f32(b.d); }
-    static float m(const Block& b) { return -16.0f * f16_to_f32(b.d); }
-    static void scales(const Block* first, F32& d, F32& m) {
-        d = load_f16_strided<sizeof(Block)>(&first->d);
-        m = mul(d, set1(-16.0f));
+struct Q4_0 : OffsetBlocks<BlockQ4_0, -8> {
+    static Halves unpack(const uint8_t* row, int block) { return unpack_nibbles(at(row, block).qs); }
+};
+
+struct Q4_1 : MinBlocks<BlockQ4_1> {
+    static Halves unpack(const uint8_t* row, int block) { return unpack_nibbles(at(row, block).qs); }
+};
+
+struct Q5_0 : OffsetBlocks<BlockQ5_0, -16> {
+    static Halves unpack(const uint8_t* row, int block) {
+        return unpack_nibbles(at(row, block).qs, at(row, block).qh);
     }
 };
 
-struct Q5_1 {
-    using Block = BlockQ5_1;
-    static constexpr bool kMin = true;
-    static Halves unpack(const Block& b) {
-        Halves y = unpack_nibbles(b.qs);
-        uint16_t bits[2];
-        std::memcpy(bits, b.qh, 4);
-        return {add_fifth_bits(y.low, bits[0]), add_fifth_bits(y.high, bits[1])};
-    }
-    static float d(const Block& b) { return f16_to_f32(b.d); }
-    static float m(const Block& b) { return f16_to_f32(b.m); }
-    static void scales(const Block* first, F32& d, F32& m) {
-        d = load_f16_strided<sizeof(Block)>(&first->d);
-        m = load_f16_strided<sizeof(Block)>(&first->m);
+struct Q5_1 : MinBlocks<BlockQ5_1> {
+    static Halves unpack(const uint8_t* row, int block) {
+        return unpack_nibbles(at(row, block).qs, at(row, block).qh);
     }
 };
 
-struct Q8_0 {
-    using Block = BlockQ8_0;
-    static constexpr bool kMin = false;
-    static Halves unpack(const Block& b) {
-        return {widen_i8(b.qs), widen_i8(b.qs + 16)};
+struct Q8_0 : OffsetBlocks<BlockQ8_0, 0> {
+    static Halves unpack(const uint8_t* row, int block) {
+        const int8_t* qs = at(row, block).qs;
+        return {widen_i8(qs), widen_i8(qs + 16)};
     }
-    static float d(const Block& b) { return f16_to_f32(b.d); }
-    static float m(const Block&) { return 0.0f; }
-    static void scales(const Block* first, F32& d, F32& m) {
-        d = load_f16_strided<sizeof(Block)>(&first->d);
-        m = zero();
+};
+
+// Types of 256 weights, eight 32s, whose scales and minima are 6-bit factors of d and dmin.
+template <class B>
+struct SuperBlocks {
+    using Block = B;
+    static constexpr int kBlockSize = 256;
+    static constexpr bool kMin = true;
+    static constexpr int bytes(int n_blocks) { return n_blocks * static_cast<int>(sizeof(B)) / 8; }
+    static const B& at(const uint8_t* row, int block) { return reinterpret_cast<const B*>(row)[block / 8]; }
+    static float d(const uint8_t* row, int block) {
+        uint8_t d[8], m[8];
+        unpack_sixes(at(row, block).scales, d, m);
+        return f16_to_f32(at(row, block).d) * d[block % 8];
+    }
+    static float m(const uint8_t* row, int block) {
+        uint8_t d[8], m[8];
+        unpack_sixes(at(row, block).scales, d, m);
+        return -f16_to_f32(at(row, block).dmin) * m[block % 8];
+    }
+    static void scales(const uint8_t* row, int block, F32& d, F32& m) {
+        const B& b = at(row, block);
+        uint8_t factors[8], minima[8];
+        unpack_sixes(b.scales, factors, minima);
+        d = mul(to_f32(load_u8_as_i32(factors)), set1(f16_to_f32(b.d)));
+        m = mul(to_f32(load_u8_as_i32(minima)), set1(-f16_to_f32(b.dmin)));
+    }
+    // Pairs of 32s share bytes: one has the low nibbles, the other the high ones.
+    static Halves nibbles(const uint8_t* row, int block) {
+        const uint8_t* qs = at(row, block).qs + block % 8 / 2 * 32;
+        const Words first = widen_u8(qs), second = widen_u8(qs + 16);
+        if (block % 2) return {shift_right(first, 4), shift_right(second, 4)};
+        return {bit_and(first, 15), bit_and(second, 15)};
+    }
+};
+
+struct Q4_K : SuperBlocks<BlockQ4_K> {
+    static Halves unpack(const uint8_t* row, int block) { return nibbles(row, block); }
+};
+
+struct Q5_K : SuperBlocks<BlockQ5_K> {
+    static Halves unpack(const uint8_t* row, int block) {
+        const Halves y = nibbles(row, block);
+        const uint8_t* qh = at(row, block).qh;
+        const auto fifth = [&](const uint8_t* p) {
+            return shift_left(bit_and(shift_right(widen_u8(p), block % 8), 1), 4);
+        };
+        return {bit_or(y.low, fifth(qh)), bit_or(y.high, fifth(qh + 16))};
     }
 };
 
@@ -112,8 +153,6 @@ void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, cons
         d[t] = a.d + token * n_blocks;
         s[t] = a.s + token * n_blocks;
     }
-    const typename Q::Block* w[R];
-    for (int r = 0; r < R; r++) w[r] = reinterpret_cast<const typename Q::Block*>(rows[r]);
     F32 acc[R][T], offset[R][T];
     float tail[R][T];
     for (int r = 0; r < R; r++) {
@@ -131,11 +170,10 @@ void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, cons
         float scale[R][T][kRun];
         for (int r = 0; r < R; r++) {
             F32 dw, mw;
-            Q::scales(w[r] + b, dw, mw);
+            Q::scales(rows[r], b, dw, mw);
             if (next != nullptr) {
-                constexpr int kBytes = kRun * sizeof(typename Q::Block);
-                const uint8_t* at = next[r] + b * sizeof(typename Q::Block);
-                for (int line = 0; line < kBytes; line += 64) prefetch(at + line);
+                const uint8_t* at = next[r] + Q::bytes(b);
+                for (int line = 0; line < Q::bytes(kRun); line += 64) prefetch(at + line);
             }
             for (int t = 0; t < T; t++) {
                 store(scale[r][t], mul(dw, load(d[t] + b)));
@@ -144,7 +182,7 @@ void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, cons
         }
         for (int i = 0; i < kRun; i++) {
             for (int r = 0; r < R; r++) {
-                const Halves words = Q::unpack(w[r][b + i]);
+                const Halves words = Q::unpack(rows[r], b + i);
                 for (int t = 0; t < T; t++) {
                     acc[r][t] = fma(product(words, t, b + i), set1(scale[r][t][i]), acc[r][t]);
                 }
@@ -153,10 +191,10 @@ void quantized_tile(const uint8_t* const* rows, const uint8_t* const* next, cons
     }
     for (; b < n_blocks; b++) {
         for (int r = 0; r < R; r++) {
-            const Halves words = Q::unpack(w[r][b]);
+            const Halves words = Q::unpack(rows[r], b);
             for (int t = 0; t < T; t++) {
-                acc[r][t] = fma(product(words, t, b), set1(Q::d(w[r][b]) * d[t][b]), acc[r][t]);
-                if (Q::kMin) tail[r][t] += Q::m(w[r][b]) * s[t][b];
+                acc[r][t] = fma(product(words, t, b), set1(Q::d(rows[r], b) * d[t][b]), acc[r][t]);
+                if (Q::kMin) tail[r][t] += Q::m(rows[r], b) * s[t][b];
             }
         }
     }
@@ -196,11 +234,11 @@ struct EightFactors {
 };
 
 template <class Q>
-inline void find_factors(const typename Q::Block* const (&blocks)[8], const float (&by)[8], EightFactors& out) {
+inline void find_factors(const uint8_t* const (&rows)[8], int first, const float (&by)[8], EightFactors& out) {
     F32 factors[8], top = zero(), offset = zero();
     for (int r = 0; r < 8; r++) {
         F32 d, m;
-        Q::scales(blocks[r], d, m);
+        Q::scales(rows[r], first, d, m);
         factors[r] = mul(d, set1(by[r]));
         top = max(top, abs(factors[r]));
         if (Q::kMin) offset = fma(m, set1(by[r]), offset);
@@ -217,11 +255,11 @@ inline void find_factors(const typename Q::Block* const (&blocks)[8], const floa
 // Eight rows at a time, in whole numbers: pairs of rows are interleaved, so that one instruction multiplies both by their
 // factors and adds. Converting each row to float32 would cost twice as much.
 template <class Q>
-inline void axpy_of_eight(const typename Q::Block* const (&blocks)[8], const EightFactors& f, int b, float* y) {
+inline void axpy_of_eight(const uint8_t* const (&rows)[8], const EightFactors& f, int first, int b, float* y) {
     I32 sums[4] = {zero_i32(), zero_i32(), zero_i32(), zero_i32()};
     for (int p = 0; p < 4; p++) {
         const Words factor = broadcast_pair(reinterpret_cast<const int16_t*>(&f.pairs[p][b]));
-        const Halves a = Q::unpack(blocks[2 * p][b]), c = Q::unpack(blocks[2 * p + 1][b]);
+        const Halves a = Q::unpack(rows[2 * p], first + b), c = Q::unpack(rows[2 * p + 1], first + b);
         sums[0] = dot(interleave_low(a.low, c.low), factor, sums[0]);
         sums[1] = dot(interleave_high(a.low, c.low), factor, sums[1]);
         sums[2] = dot(interleave_low(a.high, c.high), factor, sums[2]);
@@ -238,14 +276,14 @@ inline void axpy_of_eight(const typename Q::Block* const (&blocks)[8], const Eig
 
 // As axpy, for blocks that are no run of eight.
 template <class Q>
-inline void axpy_of_block(const typename Q::Block* const (&blocks)[8], const float (&by)[8], float* y) {
+inline void axpy_of_block(const uint8_t* const (&rows)[8], int block, const float (&by)[8], float* y) {
     F32 acc[4];
     float offset = 0.0f;
     for (int i = 0; i < 4; i++) acc[i] = load(y + i * 8);
     for (int r = 0; r < 8; r++) {
-        const Halves w = Q::unpack(*blocks[r]);
-        const F32 d = set1(Q::d(*blocks[r]) * by[r]);
-        if (Q::kMin) offset += Q::m(*blocks[r]) * by[r];
+        const Halves w = Q::unpack(rows[r], block);
+        const F32 d = set1(Q::d(rows[r], block) * by[r]);
+        if (Q::kMin) offset += Q::m(rows[r], block) * by[r];
         acc[0] = fma(first_half(w.low), d, acc[0]);
         acc[1] = fma(second_half(w.low), d, acc[1]);
         acc[2] = fma(first_half(w.high), d, acc[2]);
@@ -254,45 +292,42 @@ inline void axpy_of_block(const typename Q::Block* const (&blocks)[8], const flo
     for (int i = 0; i < 4; i++) store(y + i * 8, Q::kMin ? add(acc[i], set1(offset)) : acc[i]);
 }
 
+// `first` is a multiple of 256.
 template <class Q>
 void quantized_axpy(const uint8_t* const* rows, const float* scales, int n_rows, int first, float* y, int n) {
-    using Block = typename Q::Block;
     constexpr int kRun = 8;
     for (int r = 0; r < n_rows; r += 8) {
-        const Block* blocks[8];
+        const uint8_t* eight[8];
         float by[8];
         for (int i = 0; i < 8; i++) {
-            blocks[i] = reinterpret_cast<const Block*>(rows[r + i < n_rows ? r + i : r]) + first / 32;
+            eight[i] = rows[r + i < n_rows ? r + i : r];
             by[i] = r + i < n_rows ? scales[r + i] : 0.0f;
         }
-        int b = 0;
-        for (; b + kRun <= n / 32; b += kRun) {
+        int b = first / 32;
+        const int end = b + n / 32;
+        float* to = y;
+        for (; b + kRun <= end; b += kRun, to += kRun * 32) {
             for (int i = 0; i < 8 && r + 8 + i < n_rows; i++) {
-                const uint8_t* at = rows[r + 8 + i] + (first / 32 + b) * sizeof(Block);
-                for (size_t line = 0; line < kRun * sizeof(Block); line += 64) prefetch(at + line);
+                const uint8_t* at = rows[r + 8 + i] + Q::bytes(b);
+                for (int line = 0; line < Q::bytes(kRun); line += 64) prefetch(at + line);
             }
             EightFactors factors;
-            find_factors<Q>(blocks, by, factors);
-            for (int i = 0; i < kRun; i++) axpy_of_eight<Q>(blocks, factors, i, y + (b + i) * 32);
-            for (const Block*& block : blocks) block += kRun;
+            find_factors<Q>(eight, b, by, factors);
+            for (int i = 0; i < kRun; i++) axpy_of_eight<Q>(eight, factors, b, i, to + i * 32);
         }
-        for (; b < n / 32; b++) {
-            axpy_of_block<Q>(blocks, by, y + b * 32);
-            for (const Block*& block : blocks) block++;
-        }
+        for (; b < end; b++, to += 32) axpy_of_block<Q>(eight, b, by, to);
     }
 }
 
 template <class Q>
 void quantized_dequantize(const uint8_t* row, int first, float* y, int n) {
-    for (int b = 0; b < n / 32; b++) {
-        const auto& block = reinterpret_cast<const typename Q::Block*>(row)[first / 32 + b];
-        const Halves w = Q::unpack(block);
-        const F32 d = set1(Q::d(block)), m = set1(Q::m(block));
-        store(y + b * 32, fma(first_half(w.low), d, m));
-        store(y + b * 32 + 8, fma(second_half(w.low), d, m));
-        store(y + b * 32 + 16, fma(first_half(w.high), d, m));
-        store(y + b * 32 + 24, fma(second_half(w.high), d, m));
+    for (int b = first / 32; b < (first + n) / 32; b++, y += 32) {
+        const Halves w = Q::unpack(row, b);
+        const F32 d = set1(Q::d(row, b)), m = set1(Q::m(row, b));
+        store(y, fma(first_half(w.low), d, m));
+        store(y + 8, fma(second_half(w.low), d, m));
+        store(y + 16, fma(first_half(w.high), d, m));
+        store(y + 24, fma(second_half(w.high), d, m));
     }
 }
 

@@ -77,6 +77,7 @@ class ActivationBuffer {
             q_.reserve(static_cast<size_t>(n_tokens) * n_cols);
             d_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 32));
             s_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 32));
+            h_.reserve(static_cast<size_t>(n_tokens) * (n_cols / 16));
         }
         rounded_ = rounded;
     }
@@ -85,15 +86,17 @@ class ActivationBuffer {
     void round(const Kernels& kernels, int token, const float* f = nullptr) {
         if (!rounded_) return;
         const size_t block = static_cast<size_t>(token) * (n_cols_ / 32);
-        kernels.round(f ? f : row(token), n_cols_, q_.data() + block * 32, d_.data() + block, s_.data() + block);
+        kernels.round(f ? f : row(token), n_cols_, q_.data() + block * 32, d_.data() + block, s_.data() + block,
+                      h_.data() + 2 * block);
     }
     Activations view(const float* f = nullptr) const {
-        return {f ? f : f_.data(), q_.data(), d_.data(), s_.data(), n_cols_};
+        return {f ? f : f_.data(), q_.data(), d_.data(), s_.data(), h_.data(), n_cols_};
     }
 
   private:
     Buffer<float> f_, d_, s_;
     Buffer<int16_t> q_;
+    Buffer<int32_t> h_;
     int n_cols_ = 0;
     bool rounded_ = false;
 };
@@ -132,18 +135,20 @@ class Runtime {
     void matmul(Region& region, const Matrix& w, const Activations& a, int n_tokens, float* out, ptrdiff_t ld,
                 bool add = false, float* tile = nullptr) const;
 
-    // Rows that a thread takes at a time, whole groups of kPackedRows. With many tokens for each row, few. With one, where
+    // Rows that a thread takes at a time, whole groups of kPackedRows. With many tokens for each row, few. With few, where
     // reading is all, a long run: each jump restarts the processor's prefetching, and two threads that take turns at
     // pieces of 20 kB read memory more slowly than one alone (20 against 25 GB/s; in long runs 35).
     int row_grain(int n_rows, int n_tokens) const {
-        if (n_tokens > 1) return kPackedRows;
-        const int pieces = 2 * n_threads * kPackedRows;
+        if (n_tokens > kFewTokens) return kPackedRows;
+        const int pieces = 2 * (n_tokens > 1 ? n_threads_batch : n_threads) * kPackedRows;
         return (n_rows + pieces - 1) / pieces * kPackedRows;
     }
-    // Floats of a tile of as many rows and tokens.
+    // Floats for as many rows as a thread takes at a time.
     static size_t tile_size(int n_rows, int n_tokens) {
-        return n_tokens > 1 ? static_cast<size_t>(n_tokens) * kPackedRows : static_cast<size_t>(n_rows);
+        return static_cast<size_t>(n_tokens) * (n_tokens > kFewTokens ? kPackedRows : n_rows);
     }
+
+    static constexpr int kFewTokens = 8;
 
     const Kernels& kernels;
     const int n_threads, n_threads_batch;

@@ -109,10 +109,34 @@ struct I32 {
 };
 
 inline I32 zero_i32() { return {}; }
+inline I32 set1_i32(int32_t x) {
+    I32 y;
+    for (int32_t& v : y.v) v = x;
+    return y;
+}
 inline I32 load_i8_as_i32(const int8_t* p) {
     I32 y;
     for (int i = 0; i < 8; i++) y.v[i] = p[i];
     return y;
+}
+inline I32 load_u8_as_i32(const uint8_t* p) {
+    I32 y;
+    for (int i = 0; i < 8; i++) y.v[i] = p[i];
+    return y;
+}
+// The low nibbles of four bytes, then their high nibbles.
+inline I32 load_nibbles_as_i32(const uint8_t* p) {
+    I32 y;
+    for (int i = 0; i < 8; i++) y.v[i] = i < 4 ? p[i] & 15 : p[i - 4] >> 4;
+    return y;
+}
+inline I32 bit_and(I32 a, int mask) {
+    for (int32_t& x : a.v) x &= mask;
+    return a;
+}
+inline I32 shift_left(I32 a, int n) {
+    for (int32_t& x : a.v) x <<= n;
+    return a;
 }
 inline I32 mul_add(const I32& a, const I32& b, I32 c) {
     for (int i = 0; i < 8; i++) c.v[i] += a.v[i] * b.v[i];
@@ -189,14 +213,13 @@ inline I32 dot(const Words& a, const Words& b, I32 c) {
     return c;
 }
 
-// Rounds 32 floats times `scale` to whole numbers and returns their sum.
-inline int quantize_32(const float* x, float scale, int16_t* q) {
-    int total = 0;
+// Rounds 32 floats times `scale` to whole numbers; sums: of the first 16 and of the others.
+inline void quantize_32(const float* x, float scale, int16_t* q, int32_t* sums) {
+    sums[0] = sums[1] = 0;
     for (int i = 0; i < 32; i++) {
         q[i] = static_cast<int16_t>(std::nearbyintf(x[i] * scale));
-        total += q[i];
+        sums[i / 16] += q[i];
     }
-    return total;
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }

@@ -73,9 +73,22 @@ struct I32 {
 };
 
 inline I32 zero_i32() { return {_mm256_setzero_si256()}; }
+inline I32 set1_i32(int32_t x) { return {_mm256_set1_epi32(x)}; }
 inline I32 load_i8_as_i32(const int8_t* p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }
+inline I32 load_u8_as_i32(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+// The low nibbles of four bytes, then their high nibbles.
+inline I32 load_nibbles_as_i32(const uint8_t* p) {
+    int bytes;
+    std::memcpy(&bytes, p, 4);
+    const __m128i four = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(bytes));
+    return {_mm256_set_m128i(_mm_srli_epi32(four, 4), _mm_and_si128(four, _mm_set1_epi32(15)))};
+}
+inline I32 bit_and(I32 a, int mask) { return {_mm256_and_si256(a.v, _mm256_set1_epi32(mask))}; }
+inline I32 shift_left(I32 a, int n) { return {_mm256_slli_epi32(a.v, n)}; }
 inline I32 mul_add(I32 a, I32 b, I32 c) { return {_mm256_add_epi32(_mm256_mullo_epi32(a.v, b.v), c.v)}; }
 inline I32 add(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I32 shift_right(I32 a, int n) { return {_mm256_srai_epi32(a.v, n)}; }
@@ -142,20 +155,20 @@ inline I32 dot(Words a, Words b, I32 c) {
 #endif
 }
 
-// Rounds 32 floats times `scale` to whole numbers and returns their sum.
-inline int quantize_32(const float* x, float scale, int16_t* q) {
+// Rounds 32 floats times `scale` to whole numbers; sums: of the first 16 and of the others.
+inline void quantize_32(const float* x, float scale, int16_t* q, int32_t* sums) {
     const __m256 by = _mm256_set1_ps(scale);
-    __m256i part[4];
-    for (int i = 0; i < 4; i++) part[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), by));
     for (int i = 0; i < 2; i++) {
+        const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i), by));
+        const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * i + 8), by));
         // packs works in 128-bit halves: put the four groups of four back in order
-        const __m256i packed = _mm256_packs_epi32(part[2 * i], part[2 * i + 1]);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 16 * i), _mm256_permute4x64_epi64(packed, 0xD8));
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 16 * i), packed);
+        const __m256i all = _mm256_add_epi32(low, high);
+        const __m128i half = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+        const __m128i quarter = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+        sums[i] = _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0xB1)));
     }
-    const __m256i all = _mm256_add_epi32(_mm256_add_epi32(part[0], part[1]), _mm256_add_epi32(part[2], part[3]));
-    const __m128i half = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-    const __m128i quarter = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0xB1)));
 }
 
 // Into the second-level cache, which keeps more requests under way than the first (8 against 11 GB/s of random rows).
