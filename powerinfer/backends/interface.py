@@ -52,6 +52,7 @@ class Activation(Enum):
     RELU = "relu"
     SILU = "silu"
     GELU = "gelu"  # the tanh form
+    GELU_ERF = "gelu_erf"  # the exact one
 
     @property
     def is_sparse(self) -> bool:

@@ -24,7 +24,7 @@ def falcon(file: ModelFile, options: ModelOptions) -> ModelSpec:
         attention = decoder.attention(i, rope, fused=True)
         if f"blk.{i}.attn_norm_2.weight" in decoder.weights:
             attention = replace(attention, attn_norm=decoder.norm(f"blk.{i}.attn_norm_2"))
-        feed_forward = decoder.feed_forward(i, Activation.GELU, gated=False, norm="attn_norm")
+        feed_forward = decoder.feed_forward(i, Activation.GELU_ERF, gated=False, norm="attn_norm")
         return Layer(attention, feed_forward, parallel=True)
 
     return decoder.model(layer)

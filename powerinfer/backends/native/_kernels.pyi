@@ -85,6 +85,8 @@ class Activation(enum.Enum):
 
     gelu = 3
 
+    gelu_erf = 4
+
 class Attention:
     def __init__(self, runtime: Runtime, norm: Norm, q: Matrix, k: Matrix, v: Matrix, output: Matrix, q_norm: Norm | None, k_norm: Norm | None, post_norm: Norm | None, layer: int, n_head: int, n_head_kv: int, head_dim: int, scale: float, window: int, frequencies: Sequence[float], magnitude: float, neox: bool) -> None: ...
 

@@ -40,6 +40,7 @@ _ACTIVATIONS = {
     Activation.RELU: _kernels.Activation.relu,
     Activation.SILU: _kernels.Activation.silu,
     Activation.GELU: _kernels.Activation.gelu,
+    Activation.GELU_ERF: _kernels.Activation.gelu_erf,
 }
 
 

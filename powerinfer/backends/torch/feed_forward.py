@@ -15,6 +15,7 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.RELU: F.relu,
     Activation.SILU: F.silu,
     Activation.GELU: lambda x: F.gelu(x, approximate="tanh"),
+    Activation.GELU_ERF: F.gelu,
 }
 
 

@@ -5,7 +5,7 @@
 
 namespace powerinfer {
 
-enum class Activation : int { Identity, Relu, Silu, Gelu };
+enum class Activation : int { Identity, Relu, Silu, Gelu, GeluErf };
 
 // RMSNorm or LayerNorm; weight and bias (n,), bias may be null.
 struct Norm {

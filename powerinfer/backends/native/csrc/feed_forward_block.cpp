@@ -57,6 +57,7 @@ void FeedForwardBlock::activate(Activation activation, float threshold, float* x
         case Activation::Relu: runtime_.kernels.relu(x, n, threshold); break;
         case Activation::Silu: runtime_.kernels.silu(x, n); break;
         case Activation::Gelu: runtime_.kernels.gelu(x, n); break;
+        case Activation::GeluErf: runtime_.kernels.gelu_erf(x, n); break;
     }
 }
 

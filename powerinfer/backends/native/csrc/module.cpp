@@ -267,7 +267,8 @@ NB_MODULE(_kernels, m) {
         .value("identity", Activation::Identity)
         .value("relu", Activation::Relu)
         .value("silu", Activation::Silu)
-        .value("gelu", Activation::Gelu);
+        .value("gelu", Activation::Gelu)
+        .value("gelu_erf", Activation::GeluErf);
 
     nb::class_<AttentionBlock>(m, "Attention")
         .def("__init__",
