@@ -170,6 +170,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_epsilon": getattr(config, "layer_norm_epsilon", 1e-5),
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", 1e-5),
         "attention.key_length": _head_dim(config),
+        "attention.value_length": _head_dim(config),
         "attention.sliding_window": getattr(config, "sliding_window", None) or 0,
         "rope.freq_base": getattr(config, "rope_theta", 10000.0),
     }

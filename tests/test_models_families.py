@@ -292,6 +292,19 @@ def test_files_that_do_not_fit_are_refused_in_one_line(file: TinyFile, message: 
     assert "\n" not in str(caught.value)
 
 
+def test_rotary_options_are_checked_and_0_is_the_models_own() -> None:
+    file = changed("llama, linear scaling", {})
+    ropes = [
+        build_spec(file, ModelOptions(rope_freq_base=base, rope_freq_scale=scale)).layers[0].attention.rope
+        for base, scale in ((None, None), (0.0, 0.0), (5e5, 0.5))
+    ]
+    assert [(rope.freq_base, rope.freq_scale) for rope in ropes] == [(1e4, 0.125), (1e4, 0.125), (5e5, 0.5)]
+    with pytest.raises(UsageError, match="rotary frequency scale is -1"):
+        build_spec(file, ModelOptions(rope_freq_scale=-1.0))
+    with pytest.raises(UsageError, match="rotary frequency base is nan"):
+        build_spec(file, ModelOptions(rope_freq_base=float("nan")))
+
+
 def test_gemma_patterns_of_windows() -> None:
     def windows(change: dict[str, Any]) -> list[int]:
         return [a.attention.window for a in build_spec(changed("gemma3", change), ModelOptions()).layers]

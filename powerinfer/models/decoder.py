@@ -42,7 +42,7 @@ class Decoder:
         self.n_ff = hparams.integer("feed_forward_length")
         self.n_head = hparams.integer("attention.head_count")
         self.n_head_kv = hparams.integer("attention.head_count_kv", self.n_head)
-        self.head_dim = hparams.integer("attention.key_length", max(1, self.n_embd // self.n_head))
+        self.head_dim = hparams.integer("attention.key_length", max(1, self.n_embd // self.n_head), high=1 << 16)
         self.n_layers = hparams.integer("block_count", high=4096)
         self.n_ctx_train = hparams.integer("context_length")
         if self.n_head % self.n_head_kv:
