@@ -83,7 +83,7 @@ class FeedForwardBlock {
     void forward_dense(Hidden& x, float* out);
     void forward_neurons(Hidden& x, float* out);
     void predict_hidden(Region& region, const Step& step) const;
-    void neurons_of_token(const Step& step, int first, int n, float* sum, Counts& counts) const;
+    void neurons_of_few(const Step& step, int first, int n, float* sums, Counts& counts) const;
     void neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const;
     void add_down_of_batch(const Step& step, int first, int n, float* weights) const;
     void activate(Activation activation, float threshold, float* x, int n) const;
