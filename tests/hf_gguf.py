@@ -157,6 +157,13 @@ def _falcon_kv_heads(config: Any) -> int:
     return 1 if config.multi_query else int(config.num_attention_heads)
 
 
+def _freq_base(config: Any) -> float:
+    """transformers 5 keeps it with the other rotary settings, by kind of layer where there are several."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    settings = settings.get("full_attention", settings)
+    return float(settings.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
+
+
 def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     n_ff = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or config.ffn_hidden_size
     n_kv = _falcon_kv_heads(config) if architecture == "falcon" else getattr(config, "num_key_value_heads", None)
@@ -172,7 +179,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.key_length": _head_dim(config),
         "attention.value_length": _head_dim(config),
         "attention.sliding_window": getattr(config, "sliding_window", None) or 0,
-        "rope.freq_base": getattr(config, "rope_theta", 10000.0),
+        "rope.freq_base": _freq_base(config),
     }
     words = [f"w{i}" for i in range(config.vocab_size - 3)]
     vocabulary = {

@@ -101,7 +101,7 @@ void AttentionBlock::attend(const Step& step, int64_t item, const float** querie
     for (int t = tile.first; t < tile.first + tile.size; t++) {
         const int end = step.x.positions[t] + 1;
         const int seen = std::min(std::max(end - first, 0), step.split);
-        const int hidden = std::min(std::max(end - window_ - first, 0), seen);
+        const int hidden = static_cast<int>(std::min<int64_t>(std::max<int64_t>(end - window_ - first, 0), seen));
         const float* row = step.qkv + static_cast<ptrdiff_t>(t) * step.n_qkv + head * n_group_ * head_dim_;
         for (int g = 0; g < n_group_; g++) {
             queries[n_queries] = row + g * head_dim_;

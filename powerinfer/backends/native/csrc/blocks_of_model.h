@@ -54,7 +54,8 @@ class AttentionBlock {
     static void find_tiles(const Hidden& x, std::vector<TokenTile>& tiles);
 
     Runtime& runtime_;
-    const int layer_, n_head_, n_head_kv_, head_dim_, n_group_, window_;
+    const int layer_, n_head_, n_head_kv_, head_dim_, n_group_;
+    const int64_t window_;  // positions that a token sees, its own among them
     const float scale_;
     const RopeParams rope_;
     const Norm norm_, q_norm_, k_norm_, post_norm_;
