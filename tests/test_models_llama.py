@@ -100,7 +100,7 @@ def broken(change: dict[str, Any] | None = None, without: str = "", **tensors: Q
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (broken({"general.architecture": "mamba"}), "unsupported model architecture 'mamba': supported are llama"),
+        (broken({"general.architecture": "mamba"}), "unsupported model architecture 'mamba': supported are bamboo, "),
         (broken({"general.architecture": None}), "general.architecture is None"),
         (broken({"llama.block_count": None}), "lacks the key llama.block_count"),
         (broken({"llama.block_count": 3}), "lacks the tensor blk.2"),
@@ -112,7 +112,7 @@ def broken(change: dict[str, Any] | None = None, without: str = "", **tensors: Q
         (broken({"llama.attention.head_count_kv": 4}), "not a multiple of head_count_kv, 4"),
         (broken({"llama.attention.layer_norm_rms_epsilon": float("nan")}), "epsilon is nan"),
         (broken({"llama.rope.dimension_count": 18}), "rope.dimension_count is 18"),
-        (broken({"llama.rope.scaling.type": "yarn"}), "rotary scaling 'yarn' is not supported"),
+        (broken({"llama.rope.scaling.type": "longrope"}), "rotary scaling 'longrope' is not supported"),
         (broken({"llama.rope.scaling.factor": 0.0}), "rope.scaling.factor is 0.0"),
         (broken({"powerinfer.activation": "swish"}), "powerinfer.activation is 'swish'"),
         (broken({"powerinfer.sparse_threshold": "high"}), "sparse_threshold is 'high'"),

@@ -51,7 +51,8 @@ class Activation(Enum):
     IDENTITY = "identity"
     RELU = "relu"
     SILU = "silu"
-    GELU = "gelu"
+    GELU = "gelu"  # the tanh form
+    GELU_ERF = "gelu_erf"  # the exact one
 
     @property
     def is_sparse(self) -> bool:
@@ -79,32 +80,52 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding: pair i turns by position * freq_scale * freq_base ** (-2 i / n_rot) radians."""
+    """Rotary position embedding of the first n_rot elements of a head: pair i turns by position * frequencies[i].
+
+    freq_factors: n_rot / 2 numbers that the pairs' frequencies are divided by, or none. magnitude: what the turned
+    elements are multiplied by.
+    """
 
     n_rot: int
     style: RopeStyle = RopeStyle.INTERLEAVED
     freq_base: float = 10000.0
     freq_scale: float = 1.0
+    freq_factors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+
+    @property
+    def frequencies(self) -> npt.NDArray[np.float64]:
+        """Radians a position, float64 (n_rot / 2,): float32 loses an angle's fraction at long positions."""
+        if self.style is RopeStyle.NONE:
+            return np.empty(0)
+        frequencies = self.freq_scale * self.freq_base ** (-2 * np.arange(self.n_rot // 2) / self.n_rot)
+        return frequencies / np.array(self.freq_factors) if self.freq_factors else frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention with grouped KV: query head h reads KV head h // (n_head // n_head_kv)."""
+    """Causal attention with grouped KV: query head h reads KV head h // (n_head // n_head_kv).
+
+    scale: of the products of queries and keys. window: how many positions a token sees, its own among them; 0 for all
+    before it. attn_q_norm, attn_k_norm (head_dim,): of each head, before it is turned. post_attention_norm: of what
+    attn_output gives, before it is added to the residual.
+    """
 
     layer: int
     n_head: int
     n_head_kv: int
     head_dim: int
+    scale: float
     rope: Rope
     attn_norm: Norm
     attn_q: Linear
     attn_k: Linear
     attn_v: Linear
     attn_output: Linear
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+    window: int = 0
+    attn_q_norm: Norm | None = None
+    attn_k_norm: Norm | None = None
+    post_attention_norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +146,9 @@ class FeedForward:
 
     Without `ffn_gate`: h = activation(up · n). Exactly one of `ffn_down` (n_embd, n_ff) and `ffn_down_t` (n_ff, n_embd,
     one row a neuron) is set. With a predictor only the neurons that it names are computed, each token's its own.
+
+    activation_threshold: t of a shifted ReLU, x where x > t, else 0 (of `activation` only, and only where that is
+    RELU). post_ffw_norm: of `out`, before it is added to the residual.
     """
 
     layer: int
@@ -135,7 +159,9 @@ class FeedForward:
     ffn_down_t: Linear | None = None
     activation: Activation = Activation.SILU
     up_activation: Activation = Activation.IDENTITY
+    activation_threshold: float = 0.0
     predictor: Predictor | None = None
+    post_ffw_norm: Norm | None = None
 
     @property
     def n_ff(self) -> int:
@@ -144,9 +170,11 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Rows of token_embd (n_vocab, n_embd)."""
+    """Rows of token_embd (n_vocab, n_embd), times `scale`; to those at position i row i of position_embd is added."""
 
     token_embd: QuantTensor
+    scale: float = 1.0
+    position_embd: QuantTensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +205,12 @@ class ModelSpec:
     embedding: Embedding
     layers: tuple[Layer, ...]
     head: Head
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions have an embedding; None where the model has no such limit."""
+        position_embd = self.embedding.position_embd
+        return None if position_embd is None else position_embd.shape[0]
 
     @property
     def is_sparse(self) -> bool:

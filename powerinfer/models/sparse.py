@@ -12,17 +12,28 @@ from powerinfer.models.spec import ModelFile, ModelOptions, Weights
 THRESHOLD_VARIABLE = "LLAMA_SPARSE_PRED_THRESHOLD"
 
 
-def read_activation(file: ModelFile, options: ModelOptions) -> Activation:
-    """The gate's activation: the user's word, else `powerinfer.activation`, else ReLU in a sparse file and SiLU not."""
+def read_activation(file: ModelFile, options: ModelOptions, dense: Activation) -> Activation:
+    """The gate's activation: the user's word, else `powerinfer.activation`, else ReLU in a sparse file, else `dense`.
+
+    Without a gate it is that of the up projection.
+    """
     if options.activation is not None:
         return options.activation
-    default = Activation.RELU if file.is_powerinfer else Activation.SILU
+    default = Activation.RELU if file.is_powerinfer else dense
     name = file.get("powerinfer.activation", default.value)
     try:
         return Activation(name)
     except ValueError:
         known = ", ".join(a.value for a in Activation)
         raise FormatError(f"powerinfer.activation is {shown(name)}: expected one of {known}") from None
+
+
+def read_activation_threshold(file: ModelFile) -> float:
+    """`powerinfer.activation_threshold`, t of a shifted ReLU (x where x > t, else 0); 0 where the file has none."""
+    value = file.get("powerinfer.activation_threshold", 0.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise FormatError(f"powerinfer.activation_threshold is {shown(value)}: expected a number of 0 or more")
+    return float(value)
 
 
 def read_threshold(file: ModelFile, options: ModelOptions) -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 from powerinfer.backends.interface import Activation, Linear, ModelSpec, Norm, NormKind
 from powerinfer.errors import FormatError, UnsupportedError, shown
-from powerinfer.quantization import QuantTensor
+from powerinfer.quantization import TYPES, QuantTensor
+
+F32 = TYPES.by_name("F32")
 
 
 class ModelFile(Protocol):
@@ -101,6 +104,18 @@ class Weights:
     def linear(self, name: str, n_out: int, n_in: int) -> Linear:
         """`name`.weight (n_out, n_in) and, if there, `name`.bias (n_out,)."""
         return Linear(self.tensor(f"{name}.weight", n_out, n_in), self.optional(f"{name}.bias", n_out))
+
+    def fused(self, name: str, sizes: Sequence[int], n_in: int) -> list[Linear]:
+        """Runs of `sizes` rows of one matrix `name`.weight (sum of sizes, n_in), each with its part of the bias."""
+        whole = self.linear(name, sum(sizes), n_in)
+        parts = []
+        for start, stop in pairwise(accumulate(sizes, initial=0)):
+            bias = whole.bias
+            if bias is not None:
+                values = F32.quantize_rows(bias.dequantize()[None, start:stop])
+                bias = QuantTensor(F32, (stop - start,), values)
+            parts.append(Linear(whole.weight.rows(start, stop), bias))
+        return parts
 
     def linear_t(self, name: str, n_in: int, n_out: int) -> Linear:
         """A transposed matrix: `name`.weight (n_in, n_out), one row an input, and, if there, `name`.bias (n_out,)."""

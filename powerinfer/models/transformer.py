@@ -13,6 +13,7 @@ from powerinfer.backends.interface import (
     KVCache,
     ModelSpec,
 )
+from powerinfer.errors import UsageError
 
 
 class Transformer:
@@ -34,6 +35,10 @@ class Transformer:
         on_block()
 
     def kv_cache(self, n_ctx: int, n_slots: int = 1) -> KVCache:
+        """Raises UsageError for more positions than the model has embeddings of."""
+        most = self.spec.max_positions
+        if most is not None and n_ctx > most:
+            raise UsageError(f"the context size is {n_ctx}: this model has {most} positions, choose at most as many")
         return self.backend.kv_cache(self.spec, n_ctx, n_slots)
 
     def forward(self, batch: Batch, cache: KVCache) -> FloatArray:

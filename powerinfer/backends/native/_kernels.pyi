@@ -35,9 +35,10 @@ class Matrix:
     Rows of a quantized weight: uint8 (n_rows, row_bytes), kept, not copied.
     """
 
-    def __init__(self, runtime: Runtime, type: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_cols: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, pack: bool = False) -> None:
+    def __init__(self, runtime: Runtime, type: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_cols: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, pack: bool = False, transposed: bool = False) -> None:
         """
         pack: also make a copy with rows interleaved, for a matrix that is always used whole.
+        transposed: one row an input, so the bias has an element a column.
         """
 
     def dequantize(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
@@ -84,13 +85,15 @@ class Activation(enum.Enum):
 
     gelu = 3
 
+    gelu_erf = 4
+
 class Attention:
-    def __init__(self, runtime: Runtime, layer: int, n_head: int, n_head_kv: int, head_dim: int, n_rot: int, neox: bool, freq_base: float, freq_scale: float, norm: Norm, q: Matrix, k: Matrix, v: Matrix, output: Matrix) -> None: ...
+    def __init__(self, runtime: Runtime, norm: Norm, q: Matrix, k: Matrix, v: Matrix, output: Matrix, q_norm: Norm | None, k_norm: Norm | None, post_norm: Norm | None, layer: int, n_head: int, n_head_kv: int, head_dim: int, scale: float, window: int, frequencies: Sequence[float], magnitude: float, neox: bool) -> None: ...
 
     def forward(self, x: Hidden, residual: Hidden, cache: KVCache) -> None: ...
 
 class FeedForward:
-    def __init__(self, runtime: Runtime, norm: Norm, gate: Matrix | None, up: Matrix, down: Matrix, transposed: bool, activation: Activation, up_activation: Activation, fc1: Matrix | None, fc2: Matrix | None, threshold: float) -> None: ...
+    def __init__(self, runtime: Runtime, norm: Norm, gate: Matrix | None, up: Matrix, down: Matrix, fc1: Matrix | None, fc2: Matrix | None, post_norm: Norm | None, activation: Activation, activation_threshold: float, up_activation: Activation, threshold: float) -> None: ...
 
     def forward(self, x: Hidden, residual: Hidden) -> None: ...
 
@@ -101,8 +104,8 @@ class FeedForward:
     @counts.setter
     def counts(self, arg: Sequence[int], /) -> None: ...
 
-def embed(runtime: Runtime, token_embd: Matrix, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Hidden:
-    """Hidden state of a batch from rows of the embedding."""
+def embed(runtime: Runtime, token_embd: Matrix, scale: float, position_embd: Matrix | None, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Hidden:
+    """Hidden state of a batch from rows of the embeddings."""
 
 def logits(runtime: Runtime, norm: Norm, output: Matrix, x: Hidden, outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
     """output · norm(x) of the rows `outputs`: float32 (n_outputs, n_vocab)."""

@@ -40,6 +40,7 @@ _ACTIVATIONS = {
     Activation.RELU: _kernels.Activation.relu,
     Activation.SILU: _kernels.Activation.silu,
     Activation.GELU: _kernels.Activation.gelu,
+    Activation.GELU_ERF: _kernels.Activation.gelu_erf,
 }
 
 
@@ -78,31 +79,36 @@ class NativeBackend(Backend):
         return _kernels.read_bandwidth(self._runtime, BANDWIDTH_BYTES)
 
     def embedding(self, spec: Embedding) -> NativeEmbedding:
-        return NativeEmbedding(self._runtime, self._matrix(spec.token_embd, pack=False))
+        position_embd = None if spec.position_embd is None else self._matrix(spec.position_embd, pack=False)
+        return NativeEmbedding(self._runtime, self._matrix(spec.token_embd, pack=False), spec.scale, position_embd)
 
     def attention(self, spec: Attention) -> NativeAttention:
         rope = spec.rope
         return NativeAttention(
             _kernels.Attention(
                 self._runtime,
-                layer=spec.layer,
-                n_head=spec.n_head,
-                n_head_kv=spec.n_head_kv,
-                head_dim=spec.head_dim,
-                n_rot=0 if rope.style is RopeStyle.NONE else rope.n_rot,
-                neox=rope.style is RopeStyle.NEOX,
-                freq_base=rope.freq_base,
-                freq_scale=rope.freq_scale,
                 norm=_norm(spec.attn_norm),
                 q=self._linear(spec.attn_q),
                 k=self._linear(spec.attn_k),
                 v=self._linear(spec.attn_v),
                 output=self._linear(spec.attn_output),
+                q_norm=_optional_norm(spec.attn_q_norm),
+                k_norm=_optional_norm(spec.attn_k_norm),
+                post_norm=_optional_norm(spec.post_attention_norm),
+                layer=spec.layer,
+                n_head=spec.n_head,
+                n_head_kv=spec.n_head_kv,
+                head_dim=spec.head_dim,
+                scale=spec.scale,
+                window=spec.window,
+                frequencies=rope.frequencies.tolist(),
+                magnitude=rope.magnitude,
+                neox=rope.style is RopeStyle.NEOX,
             )
         )
 
     def feed_forward(self, spec: FeedForward) -> NativeFeedForward:
-        down = spec.ffn_down_t or spec.ffn_down
+        down = spec.ffn_down or spec.ffn_down_t
         assert down is not None, "a feed-forward block has one down projection"
         predictor = spec.predictor
         whole = spec.ffn_down is not None  # else neurons are computed one by one, from rows as they lie in the file
@@ -112,12 +118,13 @@ class NativeBackend(Backend):
                 norm=_norm(spec.ffn_norm),
                 gate=self._linear(spec.ffn_gate, whole) if spec.ffn_gate else None,
                 up=self._linear(spec.ffn_up, whole),
-                down=self._linear(down, whole),
-                transposed=spec.ffn_down_t is not None,
-                activation=_ACTIVATIONS[spec.activation],
-                up_activation=_ACTIVATIONS[spec.up_activation],
+                down=self._linear(down, whole, transposed=not whole),
                 fc1=self._matrix(predictor.fc1) if predictor else None,
                 fc2=self._matrix(predictor.fc2) if predictor else None,
+                post_norm=_optional_norm(spec.post_ffw_norm),
+                activation=_ACTIVATIONS[spec.activation],
+                activation_threshold=spec.activation_threshold,
+                up_activation=_ACTIVATIONS[spec.up_activation],
                 threshold=predictor.threshold if predictor else 0.0,
             )
         )
@@ -135,14 +142,16 @@ class NativeBackend(Backend):
     def copy(self, x: _kernels.Hidden) -> _kernels.Hidden:
         return x.copy()
 
-    def _linear(self, linear: Linear, pack: bool = True) -> _kernels.Matrix:
-        return self._matrix(linear.weight, linear.bias, pack)
+    def _linear(self, linear: Linear, pack: bool = True, transposed: bool = False) -> _kernels.Matrix:
+        return self._matrix(linear.weight, linear.bias, pack, transposed)
 
-    def _matrix(self, tensor: QuantTensor, bias: QuantTensor | None = None, pack: bool = True) -> _kernels.Matrix:
+    def _matrix(
+        self, tensor: QuantTensor, bias: QuantTensor | None = None, pack: bool = True, transposed: bool = False
+    ) -> _kernels.Matrix:
         """A handle that reads the tensor's bytes in place; a type without kernels is converted to float16 first.
 
         pack: the matrix is always used whole, so let the kernels keep it with rows interleaved (the mapped bytes are
-        then read once, here).
+        then read once, here). transposed: it has a row an input.
         """
         if not self._runtime.supports(tensor.type.id):
             tensor = self._convert(tensor)
@@ -151,7 +160,7 @@ class NativeBackend(Backend):
             data = data.copy()
         n_cols = tensor.shape[-1]
         floats = None if bias is None else _floats(bias)
-        return _kernels.Matrix(self._runtime, tensor.type.id, data, n_cols, floats, pack)
+        return _kernels.Matrix(self._runtime, tensor.type.id, data, n_cols, floats, pack, transposed)
 
     def _convert(self, tensor: QuantTensor) -> QuantTensor:
         name = tensor.type.name
@@ -163,11 +172,17 @@ class NativeBackend(Backend):
 
 
 class NativeEmbedding:
-    def __init__(self, runtime: _kernels.Runtime, token_embd: _kernels.Matrix) -> None:
-        self._runtime, self._token_embd = runtime, token_embd
+    def __init__(
+        self,
+        runtime: _kernels.Runtime,
+        token_embd: _kernels.Matrix,
+        scale: float,
+        position_embd: _kernels.Matrix | None,
+    ) -> None:
+        self._matrices = runtime, token_embd, scale, position_embd
 
     def __call__(self, batch: Batch) -> _kernels.Hidden:
-        return _kernels.embed(self._runtime, self._token_embd, batch.tokens, batch.positions, batch.slots)
+        return _kernels.embed(*self._matrices, batch.tokens, batch.positions, batch.slots)
 
 
 class NativeAttention:
@@ -209,3 +224,7 @@ def _floats(tensor: QuantTensor) -> FloatArray:
 def _norm(spec: Norm) -> _kernels.Norm:
     bias = None if spec.bias is None else _floats(spec.bias)
     return _kernels.Norm(_floats(spec.weight), bias, spec.eps, spec.kind is NormKind.LAYER)
+
+
+def _optional_norm(spec: Norm | None) -> _kernels.Norm | None:
+    return None if spec is None else _norm(spec)

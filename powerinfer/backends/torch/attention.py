@@ -42,10 +42,8 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, rope: Rope) -> torch.Tensor
     """x (n_tokens, n_heads, head_dim) with its first n_rot elements turned in pairs, by position."""
     if rope.style is RopeStyle.NONE:
         return x
-    pairs = torch.arange(rope.n_rot // 2, dtype=torch.float64, device=x.device)
-    # float32 loses the angle's fraction at long positions
-    angles = positions[:, None].double() * rope.freq_scale * rope.freq_base ** (-2 * pairs / rope.n_rot)
-    cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
+    angles = positions[:, None].double() * torch.from_numpy(rope.frequencies).to(x.device)
+    cos, sin = (rope.magnitude * f(angles).float()[:, None] for f in (torch.cos, torch.sin))
     turned, rest = x[..., : rope.n_rot], x[..., rope.n_rot :]
     if rope.style is RopeStyle.NEOX:
         a, b = turned.chunk(2, dim=-1)
@@ -64,6 +62,9 @@ class TorchAttention:
         self.attn_k = TorchLinear(spec.attn_k, device)
         self.attn_v = TorchLinear(spec.attn_v, device)
         self.attn_output = TorchLinear(spec.attn_output, device)
+        self.attn_q_norm = TorchNorm.optional(spec.attn_q_norm, device)
+        self.attn_k_norm = TorchNorm.optional(spec.attn_k_norm, device)
+        self.post_attention_norm = TorchNorm.optional(spec.post_attention_norm, device)
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: Batch, cache: TorchKVCache) -> None:
@@ -71,16 +72,16 @@ class TorchAttention:
         positions = torch.from_numpy(batch.positions).to(x.device).long()
         slots = torch.from_numpy(batch.slots).to(x.device).long()
         h = self.attn_norm(x)
-        q = rotate(self.attn_q(h).view(n, spec.n_head, -1), positions, spec.rope)
+        q = rotate(self.attn_q_norm(self.attn_q(h).view(n, spec.n_head, -1)), positions, spec.rope)
         keys, values = cache.k[spec.layer], cache.v[spec.layer]
-        k = rotate(self.attn_k(h).view(n, spec.n_head_kv, -1), positions, spec.rope)
+        k = rotate(self.attn_k_norm(self.attn_k(h).view(n, spec.n_head_kv, -1)), positions, spec.rope)
         keys[slots, :, positions] = k.to(keys.dtype)
         values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1).to(values.dtype)
         out = torch.empty_like(q)
         for slot in sorted(set(batch.slots.tolist())):
             mine = slots == slot
             out[mine] = self._attend(q[mine], keys[slot], values[slot], positions[mine])
-        residual += self.attn_output(out.reshape(n, -1))
+        residual += self.post_attention_norm(self.attn_output(out.reshape(n, -1)))
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """q (n, n_head, head_dim) of one sequence, k and v (n_head_kv, n_ctx, head_dim)."""
@@ -89,6 +90,9 @@ class TorchAttention:
         k = k[:, :n_kv].float().repeat_interleave(group, dim=0)
         v = v[:, :n_kv].float().repeat_interleave(group, dim=0)
         scores = torch.einsum("nhd,hkd->hnk", q, k) * self.spec.scale
-        future = torch.arange(n_kv, device=q.device) > positions[:, None]
-        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+        distance = positions[:, None] - torch.arange(n_kv, device=q.device)
+        unseen = distance < 0
+        if self.spec.window:
+            unseen |= distance >= self.spec.window
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
         return torch.einsum("hnk,hkd->nhd", weights, v)

@@ -15,6 +15,7 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.RELU: F.relu,
     Activation.SILU: F.silu,
     Activation.GELU: lambda x: F.gelu(x, approximate="tanh"),
+    Activation.GELU_ERF: F.gelu,
 }
 
 
@@ -31,6 +32,7 @@ class TorchFeedForward:
         self.ffn_down = TorchLinear(down, device)
         if spec.ffn_down is None:
             self.ffn_down.weight = self.ffn_down.weight.T
+        self.post_ffw_norm = TorchNorm.optional(spec.post_ffw_norm, device)
         self.fc1 = to_tensor(spec.predictor.fc1, device) if spec.predictor else None
         self.fc2 = to_tensor(spec.predictor.fc2, device) if spec.predictor else None
         self.activity = Activity()
@@ -48,15 +50,20 @@ class TorchFeedForward:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         active = self.predict(x)  # before `residual`, which may be x, changes
         n = self.ffn_norm(x)
-        activation, up_activation = _ACTIVATIONS[self.spec.activation], _ACTIVATIONS[self.spec.up_activation]
         if self.ffn_gate is None:
-            h = activation(self.ffn_up(n))
+            h = self._activation(self.ffn_up(n))
         else:
-            h = activation(self.ffn_gate(n)) * up_activation(self.ffn_up(n))
+            h = self._activation(self.ffn_gate(n)) * _ACTIVATIONS[self.spec.up_activation](self.ffn_up(n))
         if active is not None:
             h = h * active
         self._count(h, active)
-        residual += self.ffn_down(h)
+        residual += self.post_ffw_norm(self.ffn_down(h))
+
+    def _activation(self, x: torch.Tensor) -> torch.Tensor:
+        threshold = self.spec.activation_threshold
+        if threshold and self.spec.activation is Activation.RELU:
+            return F.threshold(x, threshold, 0.0)
+        return _ACTIVATIONS[self.spec.activation](x)
 
     def _count(self, h: torch.Tensor, active: torch.Tensor | None) -> None:
         before = self.activity

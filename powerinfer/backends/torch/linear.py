@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -34,6 +36,11 @@ class TorchNorm:
         self.bias = None if spec.bias is None else to_tensor(spec.bias, device)
         self.kind, self.eps = spec.kind, spec.eps
 
+    @classmethod
+    def optional(cls, spec: Norm | None, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The norm, or what changes nothing where there is none."""
+        return cls(spec, device) if spec else lambda x: x
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind is NormKind.LAYER:
             x = x - x.mean(-1, keepdim=True)
@@ -44,10 +51,16 @@ class TorchNorm:
 class TorchEmbedding:
     def __init__(self, spec: Embedding, device: torch.device) -> None:
         self.token_embd = to_tensor(spec.token_embd, device)
+        self.position_embd = None if spec.position_embd is None else to_tensor(spec.position_embd, device)
+        self.scale = spec.scale
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> torch.Tensor:
-        return self.token_embd[torch.from_numpy(batch.tokens).to(self.token_embd.device)]
+        device = self.token_embd.device
+        x = self.token_embd[torch.from_numpy(batch.tokens).to(device)] * self.scale
+        if self.position_embd is None:
+            return x
+        return x + self.position_embd[torch.from_numpy(batch.positions).to(device)]
 
 
 class TorchHead:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "blocks_of_model.h"
@@ -30,22 +31,26 @@ struct AttentionBlock::Step {
     ptrdiff_t partial_size() const { return static_cast<ptrdiff_t>(max_queries) * (layer.head_dim + 2); }
 };
 
-AttentionBlock::AttentionBlock(Runtime& runtime, int layer, int n_head, int n_head_kv, int head_dim, RopeParams rope,
-                               Norm norm, Matrix q, Matrix k, Matrix v, Matrix output)
+AttentionBlock::AttentionBlock(Runtime& runtime, AttentionParams p)
     : runtime_(runtime),
-      layer_(layer),
-      n_head_(n_head),
-      n_head_kv_(n_head_kv),
-      head_dim_(head_dim),
-      n_group_(n_head / n_head_kv),
-      rope_(rope),
-      norm_(norm),
-      q_(q),
-      k_(k),
-      v_(v),
-      output_(output) {
-    if (q.n_rows != n_head * head_dim || k.n_rows != n_head_kv * head_dim || v.n_rows != k.n_rows ||
-        output.n_cols != q.n_rows || n_head % n_head_kv != 0 || rope.n_rot > head_dim || rope.n_rot % 2 != 0) {
+      layer_(p.layer),
+      n_head_(p.n_head),
+      n_head_kv_(p.n_head_kv),
+      head_dim_(p.head_dim),
+      n_group_(p.n_head / p.n_head_kv),
+      window_(p.window > 0 ? p.window : std::numeric_limits<int>::max()),
+      scale_(p.scale),
+      rope_(std::move(p.rope)),
+      norm_(p.norm),
+      q_norm_(p.q_norm),
+      k_norm_(p.k_norm),
+      post_norm_(p.post_norm),
+      q_(p.q),
+      k_(p.k),
+      v_(p.v),
+      output_(p.output) {
+    if (q_.n_rows != n_head_ * head_dim_ || k_.n_rows != n_head_kv_ * head_dim_ || v_.n_rows != k_.n_rows ||
+        output_.n_cols != q_.n_rows || n_head_ % n_head_kv_ != 0 || rope_.n_rot() > head_dim_) {
         throw std::invalid_argument("attention: shapes do not fit each other");
     }
 }
@@ -53,7 +58,7 @@ AttentionBlock::AttentionBlock(Runtime& runtime, int layer, int n_head, int n_he
 namespace {
 
 void rotate(float* head, const float* rotations, const RopeParams& rope) {
-    const int n_pairs = rope.n_rot / 2;
+    const int n_pairs = rope.n_rot() / 2;
     const int step = rope.neox ? 1 : 2, gap = rope.neox ? n_pairs : 1;
     for (int i = 0; i < n_pairs; i++) {
         float &a = head[i * step], &b = head[i * step + gap];
@@ -68,11 +73,16 @@ void rotate(float* head, const float* rotations, const RopeParams& rope) {
 
 // Item (token, KV head): its key and value go into the cache, the query heads that read it are turned.
 void AttentionBlock::rotate_and_store(const Step& step, int token, int head) const {
-    const float* rotations = step.rotations + static_cast<ptrdiff_t>(token) * rope_.n_rot;
+    const float* rotations = step.rotations + static_cast<ptrdiff_t>(token) * rope_.n_rot();
     float* row = step.qkv + static_cast<ptrdiff_t>(token) * step.n_qkv;
-    for (int g = 0; g < n_group_; g++) rotate(row + (head * n_group_ + g) * head_dim_, rotations, rope_);
+    for (int g = 0; g < n_group_; g++) {
+        float* q = row + (head * n_group_ + g) * head_dim_;
+        if (q_norm_) q_norm_.apply(runtime_.kernels, q, head_dim_, q);
+        rotate(q, rotations, rope_);
+    }
     float* k = row + (n_head_ + head) * head_dim_;
     float* v = row + (n_head_ + n_head_kv_ + head) * head_dim_;
+    if (k_norm_) k_norm_.apply(runtime_.kernels, k, head_dim_, k);
     rotate(k, rotations, rope_);
     const ptrdiff_t at = step.cache.row(step.layer, step.x.slots[token], head, step.x.positions[token]);
     for (const auto& [rows, x] : {std::pair(&step.layer.k, k), std::pair(&step.layer.v, v)}) {
@@ -80,18 +90,22 @@ void AttentionBlock::rotate_and_store(const Step& step, int token, int head) con
     }
 }
 
-// `queries` and `n_positions`: this thread's own, max_queries each.
+// `queries`: this thread's own, max_queries of them; `n_positions`: twice as many.
 void AttentionBlock::attend(const Step& step, int64_t item, const float** queries, int* n_positions) const {
     const int part = static_cast<int>(item % step.n_splits);
     const int head = static_cast<int>(item / step.n_splits % n_head_kv_);
     const TokenTile& tile = step.tiles[item / step.n_splits / n_head_kv_];
     const int first = part * step.split;
+    int* n_hidden = n_positions + step.max_queries;
     int n_queries = 0;
     for (int t = tile.first; t < tile.first + tile.size; t++) {
-        const int seen = std::min(std::max(step.x.positions[t] + 1 - first, 0), step.split);
+        const int end = step.x.positions[t] + 1;
+        const int seen = std::min(std::max(end - first, 0), step.split);
+        const int hidden = static_cast<int>(std::min<int64_t>(std::max<int64_t>(end - window_ - first, 0), seen));
         const float* row = step.qkv + static_cast<ptrdiff_t>(t) * step.n_qkv + head * n_group_ * head_dim_;
         for (int g = 0; g < n_group_; g++) {
             queries[n_queries] = row + g * head_dim_;
+            n_hidden[n_queries] = hidden;
             n_positions[n_queries++] = seen;
         }
     }
@@ -102,11 +116,12 @@ void AttentionBlock::attend(const Step& step, int64_t item, const float** querie
     args.values = layer.v.kernels;
     args.q = queries;
     args.n_positions = n_positions;
+    args.n_hidden = n_hidden;
     args.k = layer.k.data.get() + at * layer.k.row_bytes;
     args.v = layer.v.data.get() + at * layer.v.row_bytes;
     args.n_queries = n_queries;
     args.head_dim = head_dim_;
-    args.scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+    args.scale = scale_;
     args.out = step.partial + item * step.partial_size();
     args.max = args.out + static_cast<ptrdiff_t>(step.max_queries) * head_dim_;
     args.sum = args.max + step.max_queries;
@@ -194,9 +209,11 @@ void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
               max_queries};
     step.partial = scratch.partial.reserve(n_items * step.partial_size());
     const float** queries = scratch.queries.reserve(static_cast<size_t>(max_queries) * runtime_.max_threads());
-    int* positions = scratch.positions.reserve(static_cast<size_t>(max_queries) * runtime_.max_threads());
+    int* positions = scratch.positions.reserve(2 * static_cast<size_t>(max_queries) * runtime_.max_threads());
     const size_t tile = Runtime::tile_size(output_.n_rows, n_tokens);
     scratch.tiles.reserve(tile * runtime_.max_threads());
+    const size_t out_size = static_cast<size_t>(n_tokens) * residual.n_embd;
+    float* out = post_norm_ ? scratch.unnormed.reserve(out_size) : residual.row(0);
 
     runtime_.run(n_tokens, [&](Region& region) {
         region.for_each(n_tokens, 1, [&](int64_t t, int64_t) {
@@ -214,13 +231,14 @@ void AttentionBlock::forward(Hidden& x, Hidden& residual, KVCache& cache) {
         });
         region.barrier();
         const ptrdiff_t mine = static_cast<ptrdiff_t>(region.thread()) * max_queries;
-        region.for_each(n_items, 1, [&](int64_t item, int64_t) { attend(step, item, queries + mine, positions + mine); });
+        region.for_each(n_items, 1, [&](int64_t item, int64_t) { attend(step, item, queries + mine, positions + 2 * mine); });
         region.barrier();
         region.for_each(n_tiles, 1, [&](int64_t tile, int64_t) { merge(step, tile); });
         region.barrier();
-        runtime_.matmul(region, output_, scratch.wide.view(), n_tokens, residual.row(0), residual.n_embd, true,
+        runtime_.matmul(region, output_, scratch.wide.view(), n_tokens, out, residual.n_embd, !post_norm_,
                         scratch.tiles.data() + region.thread() * tile);
     });
+    if (post_norm_) add_normed(runtime_.kernels, post_norm_, out, residual);
 }
 
 }  // namespace powerinfer

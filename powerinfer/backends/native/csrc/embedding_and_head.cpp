@@ -2,13 +2,25 @@
 
 namespace powerinfer {
 
-void embed(Runtime& runtime, const Matrix& token_embd, const int32_t* tokens, Hidden& out) {
+void embed(Runtime& runtime, const Matrix& token_embd, float scale, const Matrix& position_embd, const int32_t* tokens,
+           Hidden& out) {
     const std::lock_guard<std::mutex> lock(runtime.mutex);
     for (int t = 0; t < out.n_tokens; t++) {
         if (tokens[t] < 0 || tokens[t] >= token_embd.n_rows) throw std::out_of_range("embedding: no such token");
+        if (position_embd && (out.positions[t] < 0 || out.positions[t] >= position_embd.n_rows)) {
+            throw std::out_of_range("embedding: no such position");
+        }
     }
+    float* position = position_embd ? runtime.scratch.unnormed.reserve(out.n_embd) : nullptr;
     for (int t = 0; t < out.n_tokens; t++) {
-        token_embd.kernels->dequantize(token_embd.row(tokens[t]), 0, out.row(t), out.n_embd);
+        float* x = out.row(t);
+        token_embd.kernels->dequantize(token_embd.row(tokens[t]), 0, x, out.n_embd);
+        if (scale != 1.0f) {
+            for (int j = 0; j < out.n_embd; j++) x[j] *= scale;
+        }
+        if (!position_embd) continue;
+        position_embd.kernels->dequantize(position_embd.row(out.positions[t]), 0, position, out.n_embd);
+        for (int j = 0; j < out.n_embd; j++) x[j] += position[j];
     }
 }
 

@@ -18,29 +18,32 @@ constexpr int kSegments = 32;
 
 }  // namespace
 
-// What the threads of one call share. h (n_tokens x n_ff) is used in batches only.
+// What the threads of one call share. out (n_tokens x n_embd): what outputs are added to. h (n_tokens x n_ff) is used in
+// batches only.
 struct FeedForwardBlock::Step {
     const Hidden& x;
-    Hidden& residual;
+    float* out;
     int n_tokens;
     float* h;
 };
 
-FeedForwardBlock::FeedForwardBlock(Runtime& runtime, Norm norm, Matrix gate, Matrix up, Matrix down, bool transposed,
-                                   Activation activation, Activation up_activation, Matrix fc1, Matrix fc2,
-                                   float threshold)
+FeedForwardBlock::FeedForwardBlock(Runtime& runtime, Norm norm, Matrix gate, Matrix up, Matrix down,
+                                   Activation activation, float activation_threshold, Activation up_activation,
+                                   Matrix fc1, Matrix fc2, float threshold, Norm post_norm)
     : runtime_(runtime),
       norm_(norm),
+      post_norm_(post_norm),
       gate_(gate),
       up_(up),
       down_(down),
-      transposed_(transposed),
       activation_(activation),
       up_activation_(up_activation),
+      activation_threshold_(activation_threshold),
       fc1_(fc1),
       fc2_(fc2),
       threshold_(threshold),
       n_ff_(up.n_rows) {
+    const bool transposed = down.transposed;
     const bool down_fits = transposed ? down.n_rows == n_ff_ && down.n_cols == up.n_cols
                                       : down.n_cols == n_ff_ && down.n_rows == up.n_cols;
     const bool gate_fits = !gate || (gate.n_rows == n_ff_ && gate.n_cols == up.n_cols);
@@ -51,12 +54,13 @@ FeedForwardBlock::FeedForwardBlock(Runtime& runtime, Norm norm, Matrix gate, Mat
     }
 }
 
-void FeedForwardBlock::activate(Activation activation, float* x, int n) const {
+void FeedForwardBlock::activate(Activation activation, float threshold, float* x, int n) const {
     switch (activation) {
         case Activation::Identity: break;
-        case Activation::Relu: runtime_.kernels.relu(x, n); break;
+        case Activation::Relu: runtime_.kernels.relu(x, n, threshold); break;
         case Activation::Silu: runtime_.kernels.silu(x, n); break;
         case Activation::Gelu: runtime_.kernels.gelu(x, n); break;
+        case Activation::GeluErf: runtime_.kernels.gelu_erf(x, n); break;
     }
 }
 
@@ -65,15 +69,20 @@ void FeedForwardBlock::forward(Hidden& x, Hidden& residual) {
     if (x.n_embd != up_.n_cols || residual.n_embd != x.n_embd || residual.n_tokens != x.n_tokens) {
         throw std::invalid_argument("feed-forward: the hidden state is of another model");
     }
-    if (transposed_) {
-        forward_neurons(x, residual);
+    const size_t size = static_cast<size_t>(x.n_tokens) * x.n_embd;
+    float* out = post_norm_ ? runtime_.scratch.unnormed.reserve(size) : residual.row(0);
+    if (down_.transposed) {
+        if (post_norm_) std::memset(out, 0, sizeof(float) * size);
+        forward_neurons(x, out);
     } else {
-        forward_dense(x, residual);
+        forward_dense(x, out);
     }
+    if (post_norm_) add_normed(runtime_.kernels, post_norm_, out, residual);
     counts.tokens += x.n_tokens;
 }
 
-void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
+// out = (or, without post_norm, +=) down(h).
+void FeedForwardBlock::forward_dense(Hidden& x, float* out) {
     const int n_tokens = x.n_tokens;
     Scratch& scratch = runtime_.scratch;
     scratch.normed.reserve(n_tokens, x.n_embd, up_.takes_rounded() || gate_.takes_rounded());
@@ -87,10 +96,10 @@ void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
         up_.multiply(first, n, normed, n_tokens, u, n);
         if (gate_) {
             gate_.multiply(first, n, normed, n_tokens, g, n);
-            activate(activation_, g, n_tokens * n);
-            activate(up_activation_, u, n_tokens * n);
+            activate(activation_, activation_threshold_, g, n_tokens * n);
+            activate(up_activation_, 0.0f, u, n_tokens * n);
         } else {
-            activate(activation_, u, n_tokens * n);
+            activate(activation_, activation_threshold_, u, n_tokens * n);
         }
         for (int t = 0; t < n_tokens; t++) {
             float* h = scratch.wide.row(t) + first;
@@ -111,7 +120,7 @@ void FeedForwardBlock::forward_dense(Hidden& x, Hidden& residual) {
         region.barrier();
         region.for_each(n_tokens, 1, [&](int64_t t, int64_t) { scratch.wide.round(runtime_.kernels, t); });
         region.barrier();
-        runtime_.matmul(region, down_, scratch.wide.view(), n_tokens, residual.row(0), residual.n_embd, true, mine);
+        runtime_.matmul(region, down_, scratch.wide.view(), n_tokens, out, x.n_embd, !post_norm_, mine);
     });
     counts.predicted += static_cast<int64_t>(n_tokens) * n_ff_;
     counts.fired += static_cast<int64_t>(n_tokens) * n_ff_;
@@ -124,7 +133,7 @@ void FeedForwardBlock::predict_hidden(Region& region, const Step& step) const {
     runtime_.matmul(region, fc1_, scratch.predictor_in.view(step.x.row(0)), step.n_tokens, mid.row(0), fc1_.n_rows);
     region.barrier();
     region.for_each(step.n_tokens, 1, [&](int64_t t, int64_t) {
-        runtime_.kernels.relu(mid.row(t), fc1_.n_rows);
+        runtime_.kernels.relu(mid.row(t), fc1_.n_rows, 0.0f);
         mid.round(runtime_.kernels, t);
     });
     region.barrier();
@@ -166,8 +175,8 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
             for (int r = 0; r < n_list; r++) to[t * kListGrain + r] += w.bias[list[r]];
         }
     };
-    const auto activate_all = [&](Activation activation, float* x) {
-        for (int t = 0; t < n_tokens; t++) activate(activation, x + t * kListGrain, n_list);
+    const auto activate_all = [&](Activation activation, float threshold, float* x) {
+        for (int t = 0; t < n_tokens; t++) activate(activation, threshold, x + t * kListGrain, n_list);
     };
     const auto is_used = [&](int t, int r) {
         return named[t * kListGrain + r] && values[t * kListGrain + r] != 0.0f;
@@ -186,11 +195,11 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
         counts.predicted += static_cast<int64_t>(n_tokens) * n;
     }
     product(gate_ ? gate_ : up_, values);
-    activate_all(activation_, values);
+    activate_all(activation_, activation_threshold_, values);
     keep(is_used);
     if (gate_) {
         product(up_, ups);
-        activate_all(up_activation_, ups);
+        activate_all(up_activation_, 0.0f, ups);
         for (int t = 0; t < n_tokens; t++) {
             for (int r = 0; r < n_list; r++) values[t * kListGrain + r] *= ups[t * kListGrain + r];
         }
@@ -237,7 +246,7 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
         counts.predicted += count;
         if (count == 0) continue;
         product(gate_ ? gate_ : up_, i, count, g);
-        activate(activation_, g, count);
+        activate(activation_, activation_threshold_, g, count);
         int open = 0;
         for (int k = 0; k < count; k++) {
             if (g[k] == 0.0f) continue;
@@ -246,7 +255,7 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
         }
         if (gate_ && open > 0) {
             product(up_, i, open, u);
-            activate(up_activation_, u, open);
+            activate(up_activation_, 0.0f, u, open);
             for (int k = 0; k < open; k++) g[k] *= u[k];
         }
         for (int k = 0; k < open; k++) {
@@ -256,22 +265,24 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
     }
 }
 
-// residual[:, first..first + n] += h . down_t[:, first..first + n], for all tokens.
+// out[:, first..first + n] += h . down_t[:, first..first + n], for all tokens.
 void FeedForwardBlock::add_down_of_batch(const Step& step, int first, int n, float* weights) const {
-    const int n_embd = step.residual.n_embd;
+    const int n_embd = step.x.n_embd;
     for (int i = 0; i < n_ff_; i += kNeuronGrain) {
         const int count = std::min(kNeuronGrain, n_ff_ - i);
         for (int r = 0; r < count; r++) down_.kernels->dequantize(down_.row(i + r), first, weights + r * n, n);
         runtime_.kernels.sparse_rank_update(step.h + i, n_ff_, step.n_tokens, weights, count, n,
-                                            step.residual.row(0) + first, n_embd);
+                                            step.out + first, n_embd);
     }
     if (down_.bias == nullptr) return;
     for (int t = 0; t < step.n_tokens; t++) {
-        for (int j = first; j < first + n; j++) step.residual.row(t)[j] += down_.bias[j];
+        float* to = step.out + static_cast<ptrdiff_t>(t) * n_embd;
+        for (int j = first; j < first + n; j++) to[j] += down_.bias[j];
     }
 }
 
-void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
+// out += down(h).
+void FeedForwardBlock::forward_neurons(Hidden& x, float* out) {
     const int n_tokens = x.n_tokens, n_embd = x.n_embd;
     Scratch& scratch = runtime_.scratch;
     scratch.normed.reserve(n_tokens, n_embd, up_.takes_rounded() || gate_.takes_rounded());
@@ -279,7 +290,7 @@ void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
         scratch.predictor_in.reserve(n_tokens, n_embd, fc1_.takes_rounded());
         scratch.predictor_mid.reserve(n_tokens, fc1_.n_rows, fc2_.takes_rounded());
     }
-    Step step{x, residual, n_tokens, nullptr};
+    Step step{x, out, n_tokens, nullptr};
     const bool few = n_tokens <= kFewTokens;
     if (!few) {
         scratch.wide.reserve(n_tokens, n_ff_, false);
@@ -327,10 +338,10 @@ void FeedForwardBlock::forward_neurons(Hidden& x, Hidden& residual) {
         region.for_each(n_tokens * n_embd, kColumnGrain, [&](int64_t begin, int64_t end) {
             for (int k = 0; k < n_segments; k++) {
                 const float* sums = scratch.sums.data() + k * n_sums;
-                for (int64_t j = begin; j < end; j++) residual.row(0)[j] += sums[j];
+                for (int64_t j = begin; j < end; j++) out[j] += sums[j];
             }
             if (down_.bias == nullptr) return;
-            for (int64_t j = begin; j < end; j++) residual.row(0)[j] += down_.bias[j % n_embd];
+            for (int64_t j = begin; j < end; j++) out[j] += down_.bias[j % n_embd];
         });
     });
     for (const Counts& c : found) {

@@ -67,7 +67,8 @@ struct CacheKernels {
 struct AttentionArgs {
     const CacheKernels *keys, *values;
     const float* const* q;    // n_queries rows of head_dim
-    const int* n_positions;   // of each query: how many positions it sees
+    const int* n_positions;   // of each query: how many positions it sees,
+    const int* n_hidden;      // but for so many of the first
     const uint8_t *k, *v;     // rows, one a position
     int n_queries, head_dim;
     float scale;
@@ -87,7 +88,8 @@ struct Kernels {
     void (*attention)(const AttentionArgs& args);
     void (*silu)(float* x, int n);
     void (*gelu)(float* x, int n);
-    void (*relu)(float* x, int n);
+    void (*gelu_erf)(float* x, int n);
+    void (*relu)(float* x, int n, float threshold);  // x where x > threshold, else 0
     // y[t][0..n) += sum over i of h[t][i] * w[i][0..n): rows of h with many zeros. w: n_rows x n, float32.
     void (*sparse_rank_update)(const float* h, ptrdiff_t ld_h, int n_tokens, const float* w, int n_rows, int n, float* y,
                                ptrdiff_t ld_y);

@@ -143,17 +143,18 @@ void value_sums(const uint8_t* v, int n, int count, const float* weights, const 
     add_values<V, I>(v, row_size<V>(n), n, count, weights, keep, out);
 }
 
-// Turns the scores of one query and block into weights exp(score - maximum). Returns what its sums so far are to be
-// multiplied by.
-inline float soften(float* scores, int count, float scale, float& max_so_far, float& sum_so_far) {
+// Turns scores hidden..count of one query and block into weights exp(score - maximum), the others into 0. Returns what its
+// sums so far are to be multiplied by.
+inline float soften(float* scores, int hidden, int count, float scale, float& max_so_far, float& sum_so_far) {
     float top = max_so_far;
-    for (int p = 0; p < count; p++) {
+    for (int p = hidden; p < count; p++) {
         scores[p] *= scale;
         top = scores[p] > top ? scores[p] : top;
     }
     const float keep = std::exp(max_so_far - top);
     const F32 center = set1(top);
     for (int p = 0; p < count; p += F32::kLanes) store(scores + p, exp(sub(load(scores + p), center)));
+    for (int p = 0; p < hidden; p++) scores[p] = 0.0f;
     for (int p = count; p < kPositions; p++) scores[p] = 0.0f;
     F32 total = zero();
     for (int p = 0; p < kPositions; p += F32::kLanes) total = add(total, load(scores + p));
@@ -166,22 +167,24 @@ inline float soften(float* scores, int count, float scale, float& max_so_far, fl
 // that read the same keys go through a block together, up to four at a time.
 void attention(const AttentionArgs& args) {
     const int n = args.head_dim;
-    int end = 0;
+    int begin = args.n_hidden[0], end = 0;
     for (int i = 0; i < args.n_queries; i++) {
         args.max[i] = -INFINITY;
         args.sum[i] = 0.0f;
-        end = args.n_positions[i] > end ? args.n_positions[i] : end;
+        begin = std::min(begin, args.n_hidden[i]);
+        end = std::max(end, args.n_positions[i]);
     }
     std::memset(args.out, 0, sizeof(float) * n * args.n_queries);
     const ptrdiff_t k_bytes = args.keys->row_bytes(n), v_bytes = args.values->row_bytes(n);
     alignas(64) float scores[4 * kPositions];
-    for (int start = 0; start < end; start += kPositions) {
+    for (int start = begin / kPositions * kPositions; start < end; start += kPositions) {
         const uint8_t *k = args.k + start * k_bytes, *v = args.v + start * v_bytes;
         for (int first = 0; first < args.n_queries;) {
             const int left = args.n_queries - first;
             const int size = left >= 4 ? 2 : left >= 2 ? 1 : 0;  // 4, 2 or 1 queries
-            int counts[4], count = 0;
+            int hidden[4], counts[4], count = 0;
             for (int i = 0; i < 1 << size; i++) {
+                hidden[i] = std::max(args.n_hidden[first + i] - start, 0);
                 counts[i] = std::min(std::max(args.n_positions[first + i] - start, 0), kPositions);
                 count = std::max(count, counts[i]);
             }
@@ -190,8 +193,8 @@ void attention(const AttentionArgs& args) {
             for (int i = 0; i < 1 << size; i++) {
                 float* mine = scores + i * kPositions;
                 keep[i] = 1.0f;
-                if (counts[i] > 0) {
-                    keep[i] = soften(mine, counts[i], args.scale, args.max[first + i], args.sum[first + i]);
+                if (counts[i] > hidden[i]) {
+                    keep[i] = soften(mine, hidden[i], counts[i], args.scale, args.max[first + i], args.sum[first + i]);
                 } else {
                     std::memset(mine, 0, sizeof(float) * kPositions);
                 }

@@ -74,6 +74,7 @@ constexpr Kernels make_kernels(const char* name) {
     k.caches[static_cast<int>(Type::Q8_0)] = cache_kernels<Q8_0Row>(to_q8_0_row);
     k.silu = silu;
     k.gelu = gelu;
+    k.gelu_erf = gelu_erf;
     k.relu = relu;
     k.sparse_rank_update = sparse_rank_update;
     return k;

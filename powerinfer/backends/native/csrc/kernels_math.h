@@ -62,6 +62,19 @@ inline F32 gelu_of(F32 x) {
     return div(x, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216057308f)))));
 }
 
+// (x + |x| erf(|x| / sqrt(2))) / 2, with erf as Abramowitz and Stegun 7.1.26 have it (error below 1.5e-7).
+inline F32 gelu_erf_of(F32 x) {
+    const F32 size = abs(x), z = mul(size, set1(0.70710678f));
+    const F32 t = div(set1(1.0f), fma(z, set1(0.3275911f), set1(1.0f)));
+    F32 p = set1(1.061405429f);
+    p = fma(p, t, set1(-1.453152027f));
+    p = fma(p, t, set1(1.421413741f));
+    p = fma(p, t, set1(-0.284496736f));
+    p = fma(p, t, set1(0.254829592f));
+    const F32 erf = sub(set1(1.0f), mul(mul(p, t), exp(sub(zero(), mul(z, z)))));
+    return mul(fma(size, erf, x), set1(0.5f));
+}
+
 template <class F>
 void in_place(float* x, int n, F f) {
     int j = 0;
@@ -76,8 +89,10 @@ void in_place(float* x, int n, F f) {
 
 void silu(float* x, int n) { in_place(x, n, silu_of); }
 void gelu(float* x, int n) { in_place(x, n, gelu_of); }
-void relu(float* x, int n) {
-    in_place(x, n, [](F32 v) { return max(v, zero()); });
+void gelu_erf(float* x, int n) { in_place(x, n, gelu_erf_of); }
+void relu(float* x, int n, float threshold) {
+    if (threshold == 0.0f) return in_place(x, n, [](F32 v) { return max(v, zero()); });
+    for (int j = 0; j < n; j++) x[j] = x[j] > threshold ? x[j] : 0.0f;
 }
 
 void sparse_rank_update(const float* h, ptrdiff_t ld_h, int n_tokens, const float* w, int n_rows, int n, float* y,

@@ -39,7 +39,8 @@ struct OwnedMatrix {
     Buffer<uint8_t> packed;
     Matrix matrix;
 
-    OwnedMatrix(Runtime& runtime, int type, Bytes2 rows, int64_t n_cols, std::optional<Floats1> bias_in, bool pack)
+    OwnedMatrix(Runtime& runtime, int type, Bytes2 rows, int64_t n_cols, std::optional<Floats1> bias_in, bool pack,
+                bool transposed)
         : data(std::move(rows)), bias(std::move(bias_in)) {
         const bool known = type >= 0 && type < kTypeSlots && runtime.kernels.types[type].block_size > 0;
         if (!known) throw std::invalid_argument("no kernels for this tensor type");
@@ -49,7 +50,9 @@ struct OwnedMatrix {
             data.shape(1) != static_cast<size_t>(n_cols / kernels.block_size) * kernels.block_bytes) {
             throw std::invalid_argument("the array does not hold rows of this many elements");
         }
-        if (bias && bias->shape(0) != data.shape(0)) throw std::invalid_argument("the bias has another length");
+        const size_t n_bias = transposed ? static_cast<size_t>(n_cols) : data.shape(0);
+        if (bias && bias->shape(0) != n_bias) throw std::invalid_argument("the bias has another length");
+        matrix.transposed = transposed;
         matrix.data = data.data();
         matrix.bias = bias ? bias->data() : nullptr;
         matrix.kernels = &kernels;
@@ -95,6 +98,13 @@ struct OwnedNorm {
 
 Matrix view(const OwnedMatrix* owned) { return owned ? owned->matrix : Matrix{}; }
 
+// Of n elements.
+Norm view(const OwnedNorm* owned, int n) {
+    if (owned == nullptr) return {};
+    owned->check(n);
+    return owned->norm;
+}
+
 Runtime* make_runtime(const std::string& isa, int n_threads, int n_threads_batch) {
     const Kernels* kernels = isa.empty() ? best_kernels() : find_kernels(isa.c_str());
     if (kernels == nullptr) throw std::invalid_argument("this processor has no such instruction set: " + isa);
@@ -112,17 +122,20 @@ std::vector<std::string> instruction_sets() {
     return names;
 }
 
-Hidden* embed_batch(Runtime& runtime, const OwnedMatrix& token_embd, const Ints& tokens, const Ints& positions,
-                    const Ints& slots) {
+Hidden* embed_batch(Runtime& runtime, const OwnedMatrix& token_embd, float scale, const OwnedMatrix* position_embd,
+                    const Ints& tokens, const Ints& positions, const Ints& slots) {
     const size_t n = tokens.shape(0);
     if (n == 0 || n > kMaxDimension || positions.shape(0) != n || slots.shape(0) != n) {
         throw std::invalid_argument("a batch needs as many positions and slots as tokens, and at least one");
+    }
+    if (position_embd && position_embd->matrix.n_cols != token_embd.matrix.n_cols) {
+        throw std::invalid_argument("the embedding of positions has another width");
     }
     auto hidden = std::make_unique<Hidden>(
         static_cast<int>(n), token_embd.matrix.n_cols, std::vector<int32_t>(positions.data(), positions.data() + n),
         std::vector<int32_t>(slots.data(), slots.data() + n));
     nb::gil_scoped_release released;
-    embed(runtime, token_embd.matrix, tokens.data(), *hidden);
+    embed(runtime, token_embd.matrix, scale, view(position_embd), tokens.data(), *hidden);
     return hidden.release();
 }
 
@@ -225,9 +238,10 @@ NB_MODULE(_kernels, m) {
         }, "type"_a, "Whether there are kernels for the GGML type of this number.");
 
     nb::class_<OwnedMatrix>(m, "Matrix", "Rows of a quantized weight: uint8 (n_rows, row_bytes), kept, not copied.")
-        .def(nb::init<Runtime&, int, Bytes2, int64_t, std::optional<Floats1>, bool>(), "runtime"_a, "type"_a, "data"_a,
-             "n_cols"_a, "bias"_a.none() = nb::none(), "pack"_a = false, nb::keep_alive<1, 2>(),
-             "pack: also make a copy with rows interleaved, for a matrix that is always used whole.")
+        .def(nb::init<Runtime&, int, Bytes2, int64_t, std::optional<Floats1>, bool, bool>(), "runtime"_a, "type"_a, "data"_a,
+             "n_cols"_a, "bias"_a.none() = nb::none(), "pack"_a = false, "transposed"_a = false, nb::keep_alive<1, 2>(),
+             "pack: also make a copy with rows interleaved, for a matrix that is always used whole.\n"
+             "transposed: one row an input, so the bias has an element a column.")
         .def("dequantize", &dequantize, "float32 (n_rows, n_cols).");
 
     nb::class_<OwnedNorm>(m, "Norm", "RMSNorm, or LayerNorm if `layer`.")
@@ -253,37 +267,44 @@ NB_MODULE(_kernels, m) {
         .value("identity", Activation::Identity)
         .value("relu", Activation::Relu)
         .value("silu", Activation::Silu)
-        .value("gelu", Activation::Gelu);
+        .value("gelu", Activation::Gelu)
+        .value("gelu_erf", Activation::GeluErf);
 
     nb::class_<AttentionBlock>(m, "Attention")
         .def("__init__",
-             [](AttentionBlock* self, Runtime& runtime, int layer, int n_head, int n_head_kv, int head_dim, int n_rot,
-                bool neox, float freq_base, float freq_scale, const OwnedNorm& norm, const OwnedMatrix& q,
-                const OwnedMatrix& k, const OwnedMatrix& v, const OwnedMatrix& output) {
-                 norm.check(q.matrix.n_cols);
-                 new (self) AttentionBlock(runtime, layer, n_head, n_head_kv, head_dim,
-                                           {n_rot, neox, freq_base, freq_scale}, norm.norm, q.matrix, k.matrix,
-                                           v.matrix, output.matrix);
+             [](AttentionBlock* self, Runtime& runtime, const OwnedNorm& norm, const OwnedMatrix& q,
+                const OwnedMatrix& k, const OwnedMatrix& v, const OwnedMatrix& output, const OwnedNorm* q_norm,
+                const OwnedNorm* k_norm, const OwnedNorm* post_norm, int layer, int n_head, int n_head_kv, int head_dim,
+                float scale, int window, std::vector<double> frequencies, float magnitude, bool neox) {
+                 const int n_embd = q.matrix.n_cols;
+                 new (self) AttentionBlock(
+                     runtime, {layer, n_head, n_head_kv, head_dim, window, scale, {std::move(frequencies), magnitude, neox},
+                               view(&norm, n_embd), q.matrix, k.matrix, v.matrix, output.matrix,
+                               view(q_norm, head_dim), view(k_norm, head_dim), view(post_norm, n_embd)});
              },
-             "runtime"_a, "layer"_a, "n_head"_a, "n_head_kv"_a, "head_dim"_a, "n_rot"_a, "neox"_a, "freq_base"_a,
-             "freq_scale"_a, "norm"_a, "q"_a, "k"_a, "v"_a, "output"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 11>(),
-             nb::keep_alive<1, 12>(), nb::keep_alive<1, 13>(), nb::keep_alive<1, 14>(), nb::keep_alive<1, 15>())
+             "runtime"_a, "norm"_a, "q"_a, "k"_a, "v"_a, "output"_a, "q_norm"_a.none(), "k_norm"_a.none(),
+             "post_norm"_a.none(), "layer"_a, "n_head"_a, "n_head_kv"_a, "head_dim"_a, "scale"_a, "window"_a,
+             "frequencies"_a, "magnitude"_a, "neox"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
+             nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
         .def("forward", &AttentionBlock::forward, "x"_a, "residual"_a, "cache"_a,
              nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<FeedForwardBlock>(m, "FeedForward")
         .def("__init__",
              [](FeedForwardBlock* self, Runtime& runtime, const OwnedNorm& norm, const OwnedMatrix* gate,
-                const OwnedMatrix& up, const OwnedMatrix& down, bool transposed, Activation activation,
-                Activation up_activation, const OwnedMatrix* fc1, const OwnedMatrix* fc2, float threshold) {
-                 norm.check(up.matrix.n_cols);
-                 new (self) FeedForwardBlock(runtime, norm.norm, view(gate), up.matrix, down.matrix, transposed,
-                                             activation, up_activation, view(fc1), view(fc2), threshold);
+                const OwnedMatrix& up, const OwnedMatrix& down, const OwnedMatrix* fc1, const OwnedMatrix* fc2,
+                const OwnedNorm* post_norm, Activation activation, float activation_threshold,
+                Activation up_activation, float threshold) {
+                 const int n_embd = up.matrix.n_cols;
+                 new (self) FeedForwardBlock(runtime, view(&norm, n_embd), view(gate), up.matrix, down.matrix, activation, activation_threshold, up_activation, view(fc1), view(fc2),
+                                             threshold, view(post_norm, n_embd));
              },
-             "runtime"_a, "norm"_a, "gate"_a.none(), "up"_a, "down"_a, "transposed"_a, "activation"_a,
-             "up_activation"_a, "fc1"_a.none(), "fc2"_a.none(), "threshold"_a, nb::keep_alive<1, 2>(),
-             nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
-             nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>())
+             "runtime"_a, "norm"_a, "gate"_a.none(), "up"_a, "down"_a, "fc1"_a.none(), "fc2"_a.none(),
+             "post_norm"_a.none(), "activation"_a, "activation_threshold"_a, "up_activation"_a,
+             "threshold"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(),
+             nb::keep_alive<1, 9>())
         .def("forward", &FeedForwardBlock::forward, "x"_a, "residual"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_rw(
             "counts",
@@ -293,8 +314,8 @@ NB_MODULE(_kernels, m) {
             [](FeedForwardBlock& b, const std::vector<int64_t>& c) { b.counts = {c.at(0), c.at(1), c.at(2)}; },
             "tokens, neurons predicted, neurons fired since it was last set.");
 
-    m.def("embed", &embed_batch, "runtime"_a, "token_embd"_a, "tokens"_a, "positions"_a, "slots"_a,
-          "Hidden state of a batch from rows of the embedding.");
+    m.def("embed", &embed_batch, "runtime"_a, "token_embd"_a, "scale"_a, "position_embd"_a.none(), "tokens"_a,
+          "positions"_a, "slots"_a, "Hidden state of a batch from rows of the embeddings.");
     m.def("logits", &logits, "runtime"_a, "norm"_a, "output"_a, "x"_a, "outputs"_a,
           "output · norm(x) of the rows `outputs`: float32 (n_outputs, n_vocab).");
     m.def("read_bandwidth", &read_bandwidth, "runtime"_a, "nbytes"_a, "repeats"_a = 5,

@@ -48,23 +48,21 @@ void Runtime::matmul(Region& region, const Matrix& w, const Activations& a, int 
 }
 
 const float* Hidden::rotations(const RopeParams& rope) {
-    if (rope_ == rope) return rotations_.data();
-    const int n_pairs = rope.n_rot / 2;
-    float* out = rotations_.reserve(static_cast<size_t>(n_tokens) * rope.n_rot);
-    std::vector<double> frequency(n_pairs);
-    for (int i = 0; i < n_pairs; i++) {
-        frequency[i] = rope.freq_scale * std::pow(static_cast<double>(rope.freq_base), -2.0 * i / rope.n_rot);
+    for (const auto& known : rotations_) {
+        if (known->rope.turns_like(rope)) return known->values.data();
     }
+    rotations_.push_back(std::make_unique<Rotations>());
+    rotations_.back()->rope = rope;
+    float* values = rotations_.back()->values.reserve(static_cast<size_t>(n_tokens) * rope.n_rot());
+    float* out = values;
     for (int t = 0; t < n_tokens; t++) {
-        for (int i = 0; i < n_pairs; i++) {
-            // float32 loses the angle's fraction at long positions
-            const double angle = positions[t] * frequency[i];
-            *out++ = static_cast<float>(std::cos(angle));
-            *out++ = static_cast<float>(std::sin(angle));
+        for (const double frequency : rope.frequencies) {
+            const double angle = positions[t] * frequency;  // float32 loses its fraction at long positions
+            *out++ = static_cast<float>(std::cos(angle)) * rope.magnitude;
+            *out++ = static_cast<float>(std::sin(angle)) * rope.magnitude;
         }
     }
-    rope_ = rope;
-    return rotations_.data();
+    return values;
 }
 
 CacheRows KVCache::make_rows(const Kernels& kernels, int type, int n_head_kv, int head_dim, double n_positions) {

@@ -53,7 +53,8 @@ struct Matrix {
     const uint8_t* data = nullptr;
     const uint8_t* packed = nullptr;
     int n_packed = 0;  // a multiple of kPackedRows
-    const float* bias = nullptr;  // n_rows, or null
+    const float* bias = nullptr;  // n_rows (if `transposed`, n_cols), or null
+    bool transposed = false;      // one row an input: used by rows, not by `multiply`
     const TypeKernels* kernels = nullptr;
     int n_rows = 0, n_cols = 0;
     size_t row_bytes = 0;
@@ -108,7 +109,7 @@ struct TokenTile {
 // Scratch memory of all blocks of a model: they run one after another.
 struct Scratch {
     ActivationBuffer normed, predictor_in, predictor_mid, wide;
-    Buffer<float> qkv, partial, tiles, sums;
+    Buffer<float> qkv, partial, tiles, sums, unnormed;
     Buffer<const float*> queries;
     Buffer<int> positions;
     std::vector<TokenTile> token_tiles;
@@ -156,14 +157,14 @@ class Runtime {
     std::mutex mutex;  // one block at a time
 };
 
+// Pair i of a head turns by position * frequencies[i] radians and is multiplied by `magnitude`.
 struct RopeParams {
-    int n_rot = 0;
+    std::vector<double> frequencies;
+    float magnitude = 1.0f;
     bool neox = false;
-    float freq_base = 10000.0f, freq_scale = 1.0f;
 
-    bool operator==(const RopeParams& o) const {
-        return n_rot == o.n_rot && freq_base == o.freq_base && freq_scale == o.freq_scale;
-    }
+    int n_rot() const { return static_cast<int>(2 * frequencies.size()); }
+    bool turns_like(const RopeParams& o) const { return frequencies == o.frequencies && magnitude == o.magnitude; }
 };
 
 // n_tokens x n_embd, and where each token belongs.
@@ -175,7 +176,8 @@ class Hidden {
     }
     float* row(int token) const { return values.data() + static_cast<size_t>(token) * n_embd; }
 
-    // cos and sin of each token's rotary angles, n_tokens x n_rot; computed once for all layers that agree on `rope`.
+    // cos and sin of each token's rotary angles, times the magnitude, n_tokens x n_rot; computed once for all layers that
+    // agree on `rope`.
     const float* rotations(const RopeParams& rope);
 
     const int n_tokens, n_embd;
@@ -183,8 +185,11 @@ class Hidden {
     Buffer<float> values;
 
   private:
-    RopeParams rope_;
-    Buffer<float> rotations_;
+    struct Rotations {
+        RopeParams rope;
+        Buffer<float> values;
+    };
+    std::vector<std::unique_ptr<Rotations>> rotations_;  // one for each kind of layer
 };
 
 // Keys, or values, of one layer: n_slots x n_head_kv x n_ctx rows of head_dim elements.
