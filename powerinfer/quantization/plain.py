@@ -42,6 +42,6 @@ def _f64_to_floats(blocks: Bytes) -> Floats:
 
 
 F32 = TYPES.add(QuantType("F32", 0, 1, 4, _f32_to_floats, _f32_to_bytes))
-F16 = TYPES.add(QuantType("F16", 1, 1, 2, _f16_to_floats, _f16_to_bytes))
-BF16 = TYPES.add(QuantType("BF16", 30, 1, 2, _bf16_to_floats, _bf16_to_bytes))
+F16 = TYPES.add(QuantType("F16", 1, 1, 2, _f16_to_floats, _f16_to_bytes, overflow=65520))
+BF16 = TYPES.add(QuantType("BF16", 30, 1, 2, _bf16_to_floats, _bf16_to_bytes, overflow=255.5 * 2.0**120))
 F64 = TYPES.add(QuantType("F64", 28, 1, 8, _f64_to_floats))
