@@ -42,7 +42,7 @@ def quantize(
             "--predictor-type",
             metavar="T",
             help="Type of the predictors (fc1, fc2); 'powerinfer': Q4_0 in a Q4_0 file, Q5_0 in others.",
-            show_default="Q4_0 in a Q4_0 file, Q8_0 in others",
+            show_default="Q4_0 in a Q4_0 file, Q8_0 in a Q8_0 file, Q6_K in others",
         ),
     ] = None,
     dry_run: Annotated[

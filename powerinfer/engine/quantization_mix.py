@@ -1,7 +1,7 @@
 """The mixes of types that llama.cpp's `quantize` makes.
 
-In k-quant files the matrices whose errors cost most (attn_v, ffn_down, attn_output) get finer types than the rest, in the
-first and last layers before the others.
+In k-quant files the matrices whose errors cost most (attn_v, ffn_down, attn_output) get finer types than the rest, in
+the first and last layers before the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 
 from powerinfer.formats import GGUFFile, TensorInfo
 
-# Small or touchy matrices that llama.cpp leaves as they are, by a part of their name.
+# Small or sensitive matrices that llama.cpp leaves as they are, by a part of their name.
 LEFT_ALONE = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight")
 
 
@@ -29,7 +29,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A matrix: the `number`-th of its role (from 0) of `count`, in a model that shares each KV head among `gqa` heads."""
+    """A matrix: the `number`-th (from 0) of `count` in its role. gqa: how many heads of the model share a KV head."""
 
     number: int
     count: int
@@ -37,7 +37,7 @@ class Place:
     gqa: int
 
     @property
-    def touchy(self) -> bool:
+    def sensitive(self) -> bool:
         """In the first or last eighth of the layers, or every third between."""
         eighth = self.count // 8
         return self.number < eighth or self.number >= 7 * self.count // 8 or (self.number - eighth) % 3 == 2
@@ -60,22 +60,22 @@ class FileType:
     experts_output: str | None = None  # of attn_output in a model of 8 experts
 
 
-def _touchy_q6_k(place: Place) -> str | None:
-    return "Q6_K" if place.touchy else None
+def _sensitive_q6_k(place: Place) -> str | None:
+    return "Q6_K" if place.sensitive else None
 
 
 def _q3_k_m_down(place: Place) -> str | None:
     if place.first(16):
         return "Q5_K"
-    return "Q4_K" if place.touchy or not place.falcon else None
+    return "Q4_K" if place.sensitive or not place.falcon else None
 
 
 def _q4_k_m_down(place: Place) -> str | None:
     if not place.falcon:
-        return _touchy_q6_k(place)
+        return _sensitive_q6_k(place)
     if place.first(16):
         return "Q6_K"
-    return "Q5_K" if place.touchy else None
+    return "Q5_K" if place.sensitive else None
 
 
 _Q2_K: Mapping[Role, Rule] = {
@@ -97,8 +97,8 @@ _Q4_K_S: Mapping[Role, Rule] = {
     Role.ATTN_V: lambda at: "Q5_K" if at.number < 4 else None,
     Role.FFN_DOWN: lambda at: "Q5_K" if at.first(8) and not at.falcon else None,
 }
-_Q4_K_M: Mapping[Role, Rule] = {Role.ATTN_V: _touchy_q6_k, Role.FFN_DOWN: _q4_k_m_down}
-_Q5_K_M: Mapping[Role, Rule] = {Role.ATTN_V: _touchy_q6_k, Role.FFN_DOWN: _touchy_q6_k}
+_Q4_K_M: Mapping[Role, Rule] = {Role.ATTN_V: _sensitive_q6_k, Role.FFN_DOWN: _q4_k_m_down}
+_Q5_K_M: Mapping[Role, Rule] = {Role.ATTN_V: _sensitive_q6_k, Role.FFN_DOWN: _sensitive_q6_k}
 
 FILE_TYPES: Mapping[str, FileType] = {
     "F32": FileType(0, "F32", {}),

@@ -336,7 +336,7 @@ struct SixBitScales : AffineBlock<8, 32, kTop, 63> {
     static constexpr int kBytes = 16 + kHighBytes + 128;
 
     static int quantize(const float* x, uint8_t* out) {
-        static constexpr float kTrialSteps[] = {-0.9f, -0.6f, -0.3f, 0.0f, 0.3f, 0.6f, 0.9f, 1.2f};
+        static constexpr float kTrialSteps[] = {-1.2f, -0.9f, -0.6f, -0.4f, -0.2f, 0.0f, 0.2f, 0.4f, 0.6f, 0.9f, 1.2f};
         static constexpr int kScaleSteps[] = {63, 61, 58};
         typename Base::Block tile;
         typename Base::Result found{};

@@ -33,11 +33,11 @@ Affine search_affine(const Tile<kSize>& tile, int group, const float (&trials)[k
     }
     const float n = kSize;
     Floats best = splat(HUGE_VALF), best_s = {}, best_b = {};
-    for (float trial : trials) {
-        const Floats steps = splat(kTop + trial), top = splat(kTop);
+    // Rounds y * steps + shift and keeps the best s and b for these numbers, if they are the best so far.
+    const auto consider = [&](Floats steps, Floats shift) {
         Floats sum_q = {}, sum_qq = {}, sum_yq = {};
         for (int i = 0; i < kSize; i++) {
-            const Floats q = rounded(lower(y[i] * steps, top));
+            const Floats q = rounded(lower(higher(y[i] * steps + shift, Floats{}), splat(kTop)));
             sum_q += q;
             sum_qq += q * q;
             sum_yq += y[i] * q;
@@ -53,6 +53,11 @@ Affine search_affine(const Tile<kSize>& tile, int group, const float (&trials)[k
         best = better ? error : best;
         best_s = better ? s : best_s;
         best_b = better ? b : best_b;
+    };
+    for (float trial : trials) consider(splat(kTop + trial), Floats{});
+    for (int i = 0; i < 2; i++) {  // rounding with what was found may find better still
+        const Floats steps = 1.0f / best_s;
+        consider(steps, -best_b * steps);
     }
     return {higher(best_s * range, Floats{}), higher(-(low + best_b * range), Floats{})};
 }
@@ -73,10 +78,10 @@ Floats search_symmetric(const Tile<kSize>& tile, int group, const float (&trials
     Floats y[kSize];
     for (int i = 0; i < kSize; i++) y[i] = tile.at(group, i) * per_top;
     Floats best = {}, scale = {};
-    for (float trial : trials) {
+    const auto consider = [&](Floats steps) {
         Floats sum_qq = {}, sum_yq = {};
         for (int i = 0; i < kSize; i++) {
-            const Floats q = rounded(lower(higher(y[i] * trial, splat(-kHalf)), splat(kHalf - 1)));
+            const Floats q = rounded(lower(higher(y[i] * steps, splat(-kHalf)), splat(kHalf - 1)));
             sum_qq += q * q;
             sum_yq += y[i] * q;
         }
@@ -84,7 +89,9 @@ Floats search_symmetric(const Tile<kSize>& tile, int group, const float (&trials
         const Ints better = explained > best;
         best = better ? explained : best;
         scale = better ? sum_yq / sum_qq : scale;
-    }
+    };
+    for (float trial : trials) consider(splat(trial));
+    for (int i = 0; i < 2; i++) consider(1.0f / scale);  // rounding with what was found may find better still
     return scale * top;
 }
 
