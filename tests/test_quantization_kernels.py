@@ -30,7 +30,7 @@ LLAMA_CPP = {
 DISTRIBUTIONS = ("normal", "heavy-tailed", "uniform", "positive", "off centre", "large")
 
 # The most that the root mean square error of a block may be, of its largest magnitude.
-BOUNDS = {"Q4_0": 0.07, "Q4_1": 0.07, "Q5_0": 0.035, "Q5_1": 0.035, "Q8_0": 0.005}
+BOUNDS = {"Q4_0": 0.13, "Q4_1": 0.07, "Q5_0": 0.065, "Q5_1": 0.035, "Q8_0": 0.005}
 BOUNDS |= {"Q2_K": 0.4, "Q3_K": 0.18, "Q4_K": 0.09, "Q5_K": 0.05, "Q6_K": 0.02}
 
 
@@ -101,8 +101,8 @@ def test_any_numbers_come_back_nearly_as_they_were(name: str, values: np.ndarray
     blocks = rows.reshape(-1, kind.block_size).astype(np.float64)
     assert np.isfinite(back).all()
     error = np.sqrt(np.square(back - blocks).mean(axis=1))
-    # 1e-6: below the smallest 16-bit scale
-    assert (error <= BOUNDS[name] * np.abs(blocks).max(axis=1) + 1e-6).all()
+    # 4e-6: 127 times what a 16-bit scale may be off where it is below 6e-5
+    assert (error <= BOUNDS[name] * np.abs(blocks).max(axis=1) + 4e-6).all()
 
 
 @pytest.mark.parametrize("name", ALL)

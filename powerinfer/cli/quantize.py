@@ -42,7 +42,7 @@ def quantize(
             "--predictor-type",
             metavar="T",
             help="Type of the predictors (fc1, fc2); 'powerinfer': Q4_0 in a Q4_0 file, Q5_0 in others.",
-            show_default="Q4_0 in a Q4_0 file, Q8_0 in a Q8_0 file, Q6_K in others",
+            show_default="Q4_0 or Q8_0 in such a file, Q6_K in others",
         ),
     ] = None,
     dry_run: Annotated[
@@ -51,8 +51,8 @@ def quantize(
 ) -> None:
     """Convert a model's matrices to TYPE, by name or by the number of general.file_type.
 
-    F32 (0), F16 (1), BF16 (32); Q4_0 (2), Q4_1 (3), Q5_0 (8), Q5_1 (9), Q8_0 (7); Q2_K (10), Q3_K_S, _M, _L (11 to 13),
-    Q4_K_S, _M (14, 15), Q5_K_S, _M (16, 17), Q6_K (18); COPY. Q3_K, Q4_K and Q5_K are short for their _M.
+    F32 (0), F16 (1), BF16 (32), COPY; Q4_0 (2), Q4_1 (3), Q5_0 (8), Q5_1 (9), Q8_0 (7); Q2_K (10), Q3_K_S (11), Q3_K_M
+    (12), Q3_K_L (13), Q4_K_S (14), Q4_K_M (15), Q5_K_S (16), Q5_K_M (17), Q6_K (18); Q3_K, Q4_K, Q5_K for their _M.
 
     The output is ggml-model-TYPE.gguf beside the input where none is named. A PowerInfer file stays one.
     """
@@ -124,8 +124,8 @@ def lines(stream: TextIO) -> Iterator[Callable[[QuantizeStep], None]]:
     def line(step: QuantizeStep) -> None:
         shape = ", ".join(f"{n:5d}" for n in reversed(step.info.shape))
         sizes = f"{step.info.nbytes / 2**20:9.3f} MB -> {step.nbytes / 2**20:9.3f} MB"
-        types = f"{step.info.type_name:>5s} -> {step.type:5s}"
-        print(f"[{step.number:4d}/{step.total:4d}] {step.info.name:>32s} - [{shape}], {types}, {sizes}", file=stream)
+        types = f"{step.info.type_name:>5s} -> {step.type},"
+        print(f"[{step.number:4d}/{step.total:4d}] {step.info.name:>32s} - [{shape}], {types:15s}{sizes}", file=stream)
 
     yield line
 

@@ -19,8 +19,8 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # Types whose blocks are longer than a row become these; if that does not help, F16.
 FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_1", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
-# Types of fc1 and fc2 by target, and in other quantized files. What share of the neurons that fire predictors of a type
-# still name, if they name all in F16 (synthetic models of n_embd 512 and 1024; 14 % of neurons are active in all types):
+# Types of fc1 and fc2 by target, and in other quantized files. The share of firing neurons that predictors of a type
+# still name, where F16 names all (synthetic models of n_embd 512 and 1024; each type has 14 % of the neurons active):
 #   Q4_0 0.91 (4.5 bits), Q5_0 0.954 (5.5), Q5_1 0.957 (6), Q5_K 0.963 (5.5), Q6_K 0.981 (6.6), Q8_0 0.994 (8.5)
 # A Q4_0 file keeps PowerInfer's type, so that it is what PowerInfer would have made.
 PREDICTORS = {"Q4_0": "Q4_0", "Q8_0": "Q8_0"}
