@@ -21,7 +21,9 @@ from powerinfer.formats import GGUFFile, GGUFWriter, TensorInfo, open_gguf
 from powerinfer.quantization import QuantTensor, QuantType, why_not
 
 QUANTIZATION_VERSION = 2
-PIECE = 1 << 18  # elements that go to a thread at a time: 1 MB of float32 stays in its cache
+# Elements that go to a thread at a time: 512 KB of float32. They stay in its cache, and malloc keeps their memory; of
+# twice as many it gives it back and asks for it again each time, at half the speed.
+PIECE = 1 << 17
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
