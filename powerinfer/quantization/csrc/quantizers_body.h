@@ -5,6 +5,8 @@
 
 #include "search.h"
 
+#include "superblocks.h"
+
 #include "kquants.h"
 
 namespace powerinfer {
