@@ -30,9 +30,9 @@ inline uint16_t to_half(float value) {
 
 // `half` must be finite.
 inline float from_half(uint16_t half) {
-    const uint32_t exponent = half >> 10 & 31, mantissa = half & 0x3ff;
+    const int exponent = half >> 10 & 31, mantissa = half & 0x3ff;
     const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                     : std::ldexp(static_cast<float>(mantissa | 0x400), static_cast<int>(exponent) - 25);
+                                     : std::ldexp(static_cast<float>(mantissa | 0x400), exponent - 25);
     return half & 0x8000 ? -size : size;
 }
 

@@ -1,5 +1,5 @@
-// Runs of elements (blocks, or sub-blocks of k-quants) side by side, one a lane of vector registers. Every lane computes
-// on its own and in the order of its elements, so that the width of registers does not change a bit.
+// Runs of elements (blocks, or sub-blocks of k-quants) side by side, one a lane of vector registers. Every lane
+// computes on its own and in the order of its elements, so that the width of registers does not change a bit.
 //
 // Included once an instruction set, with SIMD_NAMESPACE and SIMD_WIDTH (floats a register) defined.
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: blocks of 32 with one scale, and a minimum in the _1 types. What comes out is byte for byte
-// what gguf-py makes, so every operation and its order matter here. `legacy.py` says what the bytes mean.
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: blocks of 32 with one scale, and a minimum in the _1 types. What comes out is byte for
+// byte what gguf-py makes, so every operation and its order matter here. `legacy.py` says what the bytes mean.
 //
 // Included once an instruction set, after lanes.h.
 

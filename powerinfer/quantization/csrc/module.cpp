@@ -67,7 +67,7 @@ NB_MODULE(_quantize, m) {
     m.doc() = "C++ kernels that quantize.";
     m.def("instruction_sets", &instruction_sets, "Names of the instruction sets that this processor runs, best first.");
     m.def("quantize", &quantize, "type"_a, "values"_a, "out"_a, "isa"_a = "",
-          "float32 (n, block size) to uint8 (n, block bytes), without the GIL. isa: '' for the best; all give the same\n"
-          "bytes. Returns the index of the first block with a number that is not finite or too large for the type's\n"
-          "16-bit scales, after which `out` is unfinished; -1 if there is none.");
+          "float32 (n, block size) to uint8 (n, block bytes), without the GIL. isa: '' for the best; all give the same.\n"
+          "Returns the index of the first block with a number that is not finite or too large for the type's 16-bit\n"
+          "scales, after which `out` is unfinished; -1 if there is none.");
 }

@@ -1,5 +1,5 @@
-// Scales for runs of numbers. Each takes the least squared error over a few candidates: rounding with a trial scale gives
-// whole numbers, and for these the best scale (and minimum) has a closed form.
+// Scales for runs of numbers. Each takes the least squared error over a few candidates: rounding with a trial scale
+// gives whole numbers, and for these the best scale (and minimum) has a closed form.
 //
 // Included once an instruction set, after lanes.h.
 
@@ -23,7 +23,7 @@ Affine search_affine(const Tile<kSize>& tile, int group, const float (&trials)[k
     const Floats range = high - low;
     const Ints flat = range < kTooSmall;
     const Floats per_range = flat ? Floats{} : 1.0f / range;
-    // From here on in units of the range, from low: y in 0..1, y ~ s q + b, and b <= cap as the minimum is never negative.
+    // From here on in units of the range, from low: y in 0..1, y ~ s q + b, and b <= cap as no minimum is negative.
     const Floats cap = -low * per_range;
     Floats y[kSize], sum_y = {}, sum_yy = {};
     for (int i = 0; i < kSize; i++) {
@@ -62,8 +62,8 @@ Affine search_affine(const Tile<kSize>& tile, int group, const float (&trials)[k
     return {higher(best_s * range, Floats{}), higher(-(low + best_b * range), Floats{})};
 }
 
-// x ~ scale q with q in -kHalf..kHalf - 1; the scale may be negative, which puts the end with one more number to the side
-// of the largest element.
+// x ~ scale q with q in -kHalf..kHalf - 1; the scale may be negative, which puts the end with one more number to the
+// side of the largest element.
 template <int kSize, int kHalf, int kTrials>
 Floats search_symmetric(const Tile<kSize>& tile, int group, const float (&trials)[kTrials]) {
     Floats top = {}, size = {};

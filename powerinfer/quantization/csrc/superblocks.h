@@ -58,7 +58,9 @@ struct AffineBlock {
             std::fill_n(minimum + block * kRuns, kRuns, from_half(result.dmin[block]));
         }
         for (int g = 0; g < kGroups; g++) store_numbers(tile, g, scale, minimum, result.runs);
-        for (int block = 0; block < kLanes / kRuns; block++) refit(result.runs, block, result.d[block], result.dmin[block]);
+        for (int block = 0; block < kLanes / kRuns; block++) {
+            refit(result.runs, block, result.d[block], result.dmin[block]);
+        }
         return -1;
     }
 
