@@ -86,24 +86,6 @@ def test_quantize_is_gguf_pys_on_any_numbers(name: str, rows: np.ndarray) -> Non
     assert_quantizes_alike(name, np.where(np.abs(rows) < 1e-30, np.float32(0), rows))
 
 
-def test_q6_k_is_close() -> None:
-    rng = np.random.default_rng(2)
-    rows = rng.standard_normal((64, 512)).astype(np.float32)
-    kind = TYPES.by_name("Q6_K")
-    back = oracle(kind, kind.quantize_rows(rows).reshape(-1, kind.block_bytes)).reshape(rows.shape)
-    # GGML's own quantization of these rows errs by 0.017630
-    assert np.sqrt(np.square(back - rows).mean()) < 0.01764
-    assert not kind.dequantize(kind.quantize_rows(np.zeros((1, 256), np.float32))).any()
-
-
-@pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
-def test_q6_k_keeps_its_precision_at_any_size(size: float) -> None:
-    rows = (np.random.default_rng(3).standard_t(3, (16, 256)) * size).astype(np.float32)
-    kind = TYPES.by_name("Q6_K")
-    back = kind.dequantize(kind.quantize_rows(rows))
-    assert np.square(back - rows).sum() / np.square(rows).sum() < 1.5e-3
-
-
 def test_a_tensor_dequantizes_to_its_shape_in_pieces() -> None:
     kind = TYPES.by_name("Q8_0")
     rows = np.random.default_rng(4).standard_normal((70, 4096)).astype(np.float32)
@@ -114,12 +96,13 @@ def test_a_tensor_dequantizes_to_its_shape_in_pieces() -> None:
 
 
 def test_a_type_that_is_only_read_says_so() -> None:
-    with pytest.raises(UnsupportedError, match="Q2_K"):
-        TYPES.by_name("q2_k").quantize_rows(np.zeros((1, 256), np.float32))
+    with pytest.raises(UnsupportedError, match="IQ4_NL"):
+        TYPES.by_name("iq4_nl").quantize_rows(np.zeros((1, 256), np.float32))
     with pytest.raises(UnsupportedError, match="tensor type 77"):
         TYPES.by_id(77)
 
 
-def test_importing_the_types_imports_no_gguf() -> None:
-    code = "import sys, powerinfer.quantization; assert 'gguf' not in sys.modules and 'torch' not in sys.modules"
+def test_importing_the_types_imports_nothing_heavy() -> None:
+    heavy = "{'gguf', 'torch', 'powerinfer.quantization._quantize'}"
+    code = f"import sys, powerinfer.quantization; assert not {heavy} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -25,21 +26,53 @@ def quantize(
         bool, typer.Option("--allow-requantize", help="Also convert tensors that are quantized already.")
     ] = False,
     leave_output_tensor: Annotated[
-        bool, typer.Option("--leave-output-tensor", help="Leave the matrix that makes logits as it is.")
+        bool, typer.Option("--leave-output-tensor", help="Leave output.weight as it is.")
     ] = False,
     pure: Annotated[bool, typer.Option("--pure", help="The same type for every matrix.")] = False,
+    output_tensor_type: Annotated[
+        str | None, typer.Option("--output-tensor-type", metavar="T", help="Type of output.weight.", show_default=False)
+    ] = None,
+    token_embedding_type: Annotated[
+        str | None,
+        typer.Option("--token-embedding-type", metavar="T", help="Type of token_embd.weight.", show_default=False),
+    ] = None,
+    predictor_type: Annotated[
+        str | None,
+        typer.Option(
+            "--predictor-type",
+            metavar="T",
+            help="Type of the predictors (fc1, fc2); 'powerinfer': Q4_0 in a Q4_0 file, Q5_0 in others.",
+            show_default="Q4_0 or Q8_0 in such a file, Q6_K in others",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what every tensor would become and the sizes, write nothing.")
+    ] = False,
 ) -> None:
-    """Convert a model's matrices to TYPE: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or COPY.
+    """Convert a model's matrices to TYPE, by name or by the number of general.file_type.
+
+    F32 (0), F16 (1), BF16 (32), COPY; Q4_0 (2), Q4_1 (3), Q5_0 (8), Q5_1 (9), Q8_0 (7); Q2_K (10), Q3_K_S (11), Q3_K_M
+    (12), Q3_K_L (13), Q4_K_S (14), Q4_K_M (15), Q5_K_S (16), Q5_K_M (17), Q6_K (18); Q3_K, Q4_K, Q5_K for their _M.
 
     The output is ggml-model-TYPE.gguf beside the input where none is named. A PowerInfer file stays one.
     """
-    from powerinfer.engine.quantize import QuantizeOptions, quantize_file
+    from powerinfer.engine.quantization_plan import QuantizeOptions
+    from powerinfer.engine.quantize import quantize_file
 
     source, target, type_name, n_threads = parse_arguments(arguments)
-    options = QuantizeOptions(allow_requantize, leave_output_tensor, pure, n_threads)
-    with progress() as on_step:
+    options = QuantizeOptions(
+        allow_requantize=allow_requantize,
+        leave_output_tensor=leave_output_tensor,
+        pure=pure,
+        n_threads=n_threads,
+        output_tensor_type=output_tensor_type,
+        token_embedding_type=token_embedding_type,
+        predictor_type=predictor_type,
+        dry_run=dry_run,
+    )
+    with lines(sys.stdout) if dry_run else progress() as on_step:
         summary = quantize_file(source, target, type_name, options, on_step)
-    report(summary)
+    report(summary, dry_run)
 
 
 def parse_arguments(arguments: list[str]) -> tuple[Path, Path, str, int]:
@@ -47,7 +80,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Path, Path, str, int]:
 
     Raises UsageError for another number of them, an unknown type or a senseless number.
     """
-    from powerinfer.engine.quantize import parse_file_type
+    from powerinfer.engine.quantization_plan import parse_file_type
 
     if not 2 <= len(arguments) <= 4:
         raise UsageError(f"quantize takes IN [OUT] TYPE [THREADS], got {len(arguments)} arguments")
@@ -80,25 +113,38 @@ def progress() -> Iterator[Callable[[QuantizeStep], None]]:
                 task, total=step.total, completed=step.number, description=f"{step.info.name} -> {step.type}"
             )
         return
+    with lines(sys.stderr) as line:
+        yield line
+
+
+@contextlib.contextmanager
+def lines(stream: TextIO) -> Iterator[Callable[[QuantizeStep], None]]:
+    """A line a tensor: number, name, elements from the innermost dimension, types, sizes."""
 
     def line(step: QuantizeStep) -> None:
         shape = ", ".join(f"{n:5d}" for n in reversed(step.info.shape))
         sizes = f"{step.info.nbytes / 2**20:9.3f} MB -> {step.nbytes / 2**20:9.3f} MB"
-        types = f"{step.info.type_name:>5s} -> {step.type:5s}"
-        print(
-            f"[{step.number:4d}/{step.total:4d}] {step.info.name:>32s} - [{shape}], {types}, {sizes}", file=sys.stderr
-        )
+        types = f"{step.info.type_name:>5s} -> {step.type},"
+        print(f"[{step.number:4d}/{step.total:4d}] {step.info.name:>32s} - [{shape}], {types:15s}{sizes}", file=stream)
 
     yield line
 
 
-def report(summary: QuantizeSummary) -> None:
+def report(summary: QuantizeSummary, dry_run: bool) -> None:
     from powerinfer.cli.console import say
 
-    for name, kind in summary.fallbacks.items():
-        say(f"warning: {name} is {kind}: its rows do not divide into blocks of the type asked for")
+    if summary.fallbacks:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(summary.fallbacks.values()).items())
+        say(
+            f"warning: {len(summary.fallbacks)} tensors could not have their type, as its blocks do not divide their "
+            f"rows; they are {kinds}: {_some(list(summary.fallbacks))}"
+        )
     before, after = summary.bytes_before / 2**20, summary.bytes_after / 2**20
     say(
-        f"{summary.path}: {before:.2f} MB -> {after:.2f} MB, {summary.bits_per_weight:.2f} bits a weight, "
-        f"{summary.seconds:.1f} s"
+        f"{summary.path}{' (not written)' if dry_run else ''}: {before:.2f} MB -> {after:.2f} MB, "
+        f"{summary.bits_per_weight:.2f} bits a weight, {summary.seconds:.1f} s"
     )
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", .." if len(names) > most else "")

@@ -1,13 +1,11 @@
-"""Q2_K to Q6_K: blocks of 256 in sub-blocks, whose scales are quantized too. Layouts are GGML's.
-
-Q6_K is also made here; the others are only read.
-"""
+"""Q2_K to Q6_K: blocks of 256 in sub-blocks, whose scales are quantized too. Layouts are GGML's."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.quantization.kernels import quantizer
 from powerinfer.quantization.tensor import TYPES, Bytes, Floats, QuantType
 
 # 16 sub-blocks of 16: value = d * (scales & 15) * q - dmin * (scales >> 4). Of each 128 values, 32 bytes of qs hold the
@@ -100,52 +98,11 @@ def _dequantize_q6_k(blocks: Bytes) -> Floats:
     return _spread(scales) * (q.astype(np.float32) - 32)
 
 
-def _best_scales(x: Floats, half: int) -> Floats:
-    """Scales of sub-blocks x (n, 16) for whole numbers -half..half - 1.
-
-    Of 19 candidates about -(largest element) / half, that whose numbers L let a scale explain most of x: least squares
-    weighted by x^2, scale = sum(w x L) / sum(w L^2), as the k-quants of GGML choose theirs.
-    """
-    top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
-    empty = np.abs(top[:, 0]) < 1e-15
-    safe_top = np.where(empty[:, None], np.float32(1), top)
-    weights = x * x
-    best = np.full(len(x), -1.0, np.float32)
-    scales = np.zeros(len(x), np.float32)
-    for step in range(-9, 10):
-        numbers = np.rint(x * (np.float32(-(half + 0.1 * step)) / safe_top)).clip(-half, half - 1)
-        weighted = weights * numbers
-        xl = (weighted * x).sum(axis=1)
-        ll = (weighted * numbers).sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            explained = xl * xl / ll
-            better = (ll > 0) & (explained > best)
-            scales = np.where(better, xl / ll, scales).astype(np.float32)
-        best = np.where(better, explained, best)
-    return np.where(empty, np.float32(0), scales)
-
-
-def _quantize_q6_k(values: Floats) -> Bytes:
-    x = np.ascontiguousarray(values, np.float32)
-    n = len(x)
-    scales = _best_scales(x.reshape(-1, 16), 32).reshape(n, 16)
-    top = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
-    out = np.zeros(n, _Q6_K)
-    inverse = np.where(np.abs(top) < 1e-15, np.float32(0), np.float32(-128) / np.where(top == 0, np.float32(1), top))
-    out["d"] = np.where(inverse[:, 0] == 0, 0, 1 / np.where(inverse[:, 0] == 0, 1, inverse[:, 0]))
-    out["scales"] = np.rint(scales * inverse).clip(-128, 127).astype(np.int8)
-    step = _spread(_scale(out["d"]) * out["scales"])
-    numbers = np.rint(x / np.where(step == 0, np.float32(1), step))
-    q = (np.where(step == 0, 0, numbers).clip(-32, 31) + 32).astype(np.uint8)
-    low, high = q & 15, (q >> 4).reshape(n, 2, 4, 32)
-    low = low.reshape(n, 2, 2, 64)
-    out["ql"] = (low[:, :, 0] | (low[:, :, 1] << 4)).reshape(n, 128)
-    out["qh"] = (high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)).reshape(n, 64)
-    return out.view(np.uint8).reshape(n, -1)
-
-
-Q2_K = TYPES.add(QuantType("Q2_K", 10, 256, 84, _dequantize_q2_k))
-Q3_K = TYPES.add(QuantType("Q3_K", 11, 256, 110, _dequantize_q3_k))
-Q4_K = TYPES.add(QuantType("Q4_K", 12, 256, 144, _dequantize_q4_k))
-Q5_K = TYPES.add(QuantType("Q5_K", 13, 256, 176, _dequantize_q5_k))
-Q6_K = TYPES.add(QuantType("Q6_K", 14, 256, 210, _dequantize_q6_k, _quantize_q6_k))
+for _name, _id, _bytes, _dequantize in (
+    ("Q2_K", 10, 84, _dequantize_q2_k),
+    ("Q3_K", 11, 110, _dequantize_q3_k),
+    ("Q4_K", 12, 144, _dequantize_q4_k),
+    ("Q5_K", 13, 176, _dequantize_q5_k),
+    ("Q6_K", 14, 210, _dequantize_q6_k),
+):
+    TYPES.add(QuantType(_name, _id, 256, _bytes, _dequantize, quantizer(_name, _bytes)))

@@ -23,7 +23,7 @@ class QuantType:
     """A GGML tensor type: `block_size` elements of a row take `block_bytes` bytes.
 
     dequantize: uint8 (n_blocks, block_bytes) to float32 (n_blocks, block_size). quantize: the inverse, None where
-    there is none here.
+    there is none here. overflow: a type without blocks turns numbers of this size and above into infinity.
     """
 
     name: str
@@ -32,11 +32,13 @@ class QuantType:
     block_bytes: int
     dequantize: Callable[[Bytes], Floats]
     quantize: Callable[[Floats], Bytes] | None = None
+    overflow: float = math.inf
 
     def quantize_rows(self, values: Floats) -> Bytes:
         """float32 (n_rows, n_cols) to uint8 (n_rows, row_bytes); n_cols must be a multiple of the block size.
 
-        Raises UnsupportedError for a type that is only read here.
+        Raises UnsupportedError for a type that is only read here, FormatError for numbers that blocks cannot hold:
+        infinite, not numbers, or too large.
         """
         if self.quantize is None:
             raise UnsupportedError(f"tensors cannot be converted to {self.name}: only reading it is supported")
