@@ -52,6 +52,8 @@ class Norm:
 class Hidden:
     """Hidden state of a batch: float32 (n_tokens, n_embd)."""
 
+    def __init__(self, values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
     @property
     def n_tokens(self) -> int: ...
 
@@ -94,6 +96,11 @@ class Attention:
 
 class FeedForward:
     def __init__(self, runtime: Runtime, norm: Norm, gate: Matrix | None, up: Matrix, down: Matrix, fc1: Matrix | None, fc2: Matrix | None, post_norm: Norm | None, activation: Activation, activation_threshold: float, up_activation: Activation, threshold: float) -> None: ...
+
+    def add_neurons(self, normed: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        out (n_tokens, n_embd) += what the neurons give that mask, uint8 (n_tokens, n_ff), names; without biases.
+        """
 
     def forward(self, x: Hidden, residual: Hidden) -> None: ...
 

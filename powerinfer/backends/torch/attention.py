@@ -8,15 +8,19 @@ import torch
 
 from powerinfer.backends.interface import Attention, Batch, Rope, RopeStyle
 from powerinfer.backends.torch.linear import TorchLinear, TorchNorm
+from powerinfer.backends.torch.weights import WeightStore
 from powerinfer.errors import UsageError
 
 
 class TorchKVCache:
-    """Keys and values of each layer: dtypes[0] and dtypes[1] (n_slots, n_head_kv, n_ctx, head_dim)."""
+    """Keys and values of each layer: dtypes[0] and dtypes[1] (n_slots, n_head_kv, n_ctx, head_dim).
+
+    A layer that is None keeps its own elsewhere.
+    """
 
     def __init__(
         self,
-        layers: Sequence[Attention],
+        layers: Sequence[Attention | None],
         n_ctx: int,
         n_slots: int,
         dtypes: tuple[torch.dtype, ...],
@@ -26,7 +30,12 @@ class TorchKVCache:
         self.n_ctx, self.n_slots = n_ctx, n_slots
         try:
             self.k, self.v = (
-                [torch.zeros(n_slots, a.n_head_kv, n_ctx, a.head_dim, dtype=dtype, device=device) for a in layers]
+                [
+                    torch.zeros(n_slots, a.n_head_kv, n_ctx, a.head_dim, dtype=dtype, device=device)
+                    if a
+                    else torch.empty(0, dtype=dtype, device=device)
+                    for a in layers
+                ]
                 for dtype in dtypes
             )
         except RuntimeError as error:  # torch's out-of-memory errors are RuntimeErrors
@@ -55,16 +64,22 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, rope: Rope) -> torch.Tensor
 
 
 class TorchAttention:
-    def __init__(self, spec: Attention, device: torch.device) -> None:
+    def __init__(self, spec: Attention, store: WeightStore) -> None:
         self.spec = spec
-        self.attn_norm = TorchNorm(spec.attn_norm, device)
-        self.attn_q = TorchLinear(spec.attn_q, device)
-        self.attn_k = TorchLinear(spec.attn_k, device)
-        self.attn_v = TorchLinear(spec.attn_v, device)
-        self.attn_output = TorchLinear(spec.attn_output, device)
-        self.attn_q_norm = TorchNorm.optional(spec.attn_q_norm, device)
-        self.attn_k_norm = TorchNorm.optional(spec.attn_k_norm, device)
-        self.post_attention_norm = TorchNorm.optional(spec.post_attention_norm, device)
+        self.attn_norm = TorchNorm(spec.attn_norm, store)
+        self.attn_q = TorchLinear(spec.attn_q, store)
+        self.attn_k = TorchLinear(spec.attn_k, store)
+        self.attn_v = TorchLinear(spec.attn_v, store)
+        self.attn_output = TorchLinear(spec.attn_output, store)
+        self.attn_q_norm = TorchNorm.optional(spec.attn_q_norm, store)
+        self.attn_k_norm = TorchNorm.optional(spec.attn_k_norm, store)
+        self.post_attention_norm = TorchNorm.optional(spec.post_attention_norm, store)
+
+    def tensors(self) -> dict[str, int]:
+        """Bytes by GGUF name, without the layer's prefix."""
+        parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
+        norms = ("attn_q_norm", "attn_k_norm", "post_attention_norm")
+        return {key: size for name in parts + norms for key, size in getattr(self, name).tensors(name).items()}
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: Batch, cache: TorchKVCache) -> None:

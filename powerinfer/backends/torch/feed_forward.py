@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from powerinfer.backends.interface import Activation, Activity, FeedForward
-from powerinfer.backends.torch.linear import TorchLinear, TorchNorm, to_tensor
+from powerinfer.backends.interface import Activation, Activity, FeedForward, IntArray
+from powerinfer.backends.torch.linear import TorchLinear, TorchNorm
+from powerinfer.backends.torch.weights import WeightStore
 
 _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.IDENTITY: lambda x: x,
@@ -20,22 +21,34 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class TorchFeedForward:
-    """All neurons are computed; those that the predictor does not name are then set to zero."""
+    """Neurons that the predictor names for any token are computed; of each token the others are then set to zero.
 
-    def __init__(self, spec: FeedForward, device: torch.device) -> None:
-        down = spec.ffn_down or spec.ffn_down_t
-        assert down is not None, "a feed-forward block has one down projection"
+    neurons: the rows of gate, up and down_t that are here, ascending; None for all. The predictor names neurons of all.
+    """
+
+    def __init__(self, spec: FeedForward, store: WeightStore, neurons: IntArray | None = None) -> None:
         self.spec = spec
-        self.ffn_norm = TorchNorm(spec.ffn_norm, device)
-        self.ffn_gate = TorchLinear(spec.ffn_gate, device) if spec.ffn_gate else None
-        self.ffn_up = TorchLinear(spec.ffn_up, device)
-        self.ffn_down = TorchLinear(down, device)
-        if spec.ffn_down is None:
-            self.ffn_down.weight = self.ffn_down.weight.T
-        self.post_ffw_norm = TorchNorm.optional(spec.post_ffw_norm, device)
-        self.fc1 = to_tensor(spec.predictor.fc1, device) if spec.predictor else None
-        self.fc2 = to_tensor(spec.predictor.fc2, device) if spec.predictor else None
+        self.neurons = None if neurons is None else torch.from_numpy(neurons).long().to(store.device)
+        self.ffn_norm = TorchNorm(spec.ffn_norm, store)
+        self.ffn_gate = TorchLinear(spec.ffn_gate, store, neurons) if spec.ffn_gate else None
+        self.ffn_up = TorchLinear(spec.ffn_up, store, neurons)
+        self.ffn_down = TorchLinear(spec.ffn_down, store) if spec.ffn_down else None
+        down_t = spec.ffn_down_t
+        self.ffn_down_t = store.weight(down_t.weight, neurons) if down_t else None
+        self.ffn_down_t_bias = store.floats(down_t.bias) if down_t and down_t.bias else None
+        self.post_ffw_norm = TorchNorm.optional(spec.post_ffw_norm, store)
+        self.fc1 = store.weight(spec.predictor.fc1) if spec.predictor else None
+        self.fc2 = store.weight(spec.predictor.fc2) if spec.predictor else None
         self.activity = Activity()
+
+    def tensors(self) -> dict[str, int]:
+        """Bytes by GGUF name, without the layer's prefix."""
+        sizes = {**self.ffn_norm.tensors("ffn_norm"), **self.post_ffw_norm.tensors("post_ffw_norm")}
+        for name, linear in (("ffn_gate", self.ffn_gate), ("ffn_up", self.ffn_up), ("ffn_down", self.ffn_down)):
+            sizes.update(linear.tensors(name) if linear else {})
+        plain = {"ffn_down_t.weight": self.ffn_down_t, "ffn_down_t.bias": self.ffn_down_t_bias}
+        predictor = {"fc1.weight": self.fc1, "fc2.weight": self.fc2}
+        return {**sizes, **{name: w.nbytes for name, w in {**plain, **predictor}.items() if w is not None}}
 
     def clear_activity(self) -> None:
         self.activity = Activity()
@@ -44,20 +57,49 @@ class TorchFeedForward:
         """Which neurons of each token to compute: bool (n_tokens, n_ff), or None for all of them."""
         if self.fc1 is None or self.fc2 is None or self.spec.predictor is None:
             return None
-        return F.linear(F.relu(F.linear(x, self.fc1)), self.fc2) >= self.spec.predictor.threshold
+        return self.fc2.linear(F.relu(self.fc1.linear(x))) >= self.spec.predictor.threshold
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         active = self.predict(x)  # before `residual`, which may be x, changes
-        n = self.ffn_norm(x)
-        if self.ffn_gate is None:
-            h = self._activation(self.ffn_up(n))
-        else:
-            h = self._activation(self.ffn_gate(n)) * _ACTIVATIONS[self.spec.up_activation](self.ffn_up(n))
+        out, predicted, fired = self.neurons_of(self.ffn_norm(x), active)
+        self._count(len(x), int(predicted), int(fired))
+        residual += self.finish(out)
+
+    def finish(self, out: torch.Tensor) -> torch.Tensor:
+        """What the residual gets, from the sum over all neurons."""
+        if self.ffn_down_t_bias is not None:
+            out = out + self.ffn_down_t_bias
+        return self.post_ffw_norm(out)
+
+    def neurons_of(
+        self, n: torch.Tensor, active: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | int, torch.Tensor | int]:
+        """The sum over the neurons that are here, float32 (n_tokens, n_embd), and (token, neuron) pairs that were
+        predicted and that fired, as tensors where they are not known without waiting for the device.
+
+        n: normalised (n_tokens, n_embd). active: bool (n_tokens, n_ff) of all neurons, or None.
+        """
+        named = None
         if active is not None:
-            h = h * active
-        self._count(h, active)
-        residual += self.post_ffw_norm(self.ffn_down(h))
+            active = active if self.neurons is None else active[:, self.neurons]
+            named = active.any(dim=0).nonzero()[:, 0]  # for at least one token
+        if self.ffn_gate is None:
+            h = self._activation(self.ffn_up(n, named))
+        else:
+            h = self._activation(self.ffn_gate(n, named)) * _ACTIVATIONS[self.spec.up_activation](self.ffn_up(n, named))
+        if active is not None:
+            h = h * active[:, named]
+        predicted = h.numel() if active is None else active.sum()
+        return self._down(h, named), predicted, torch.count_nonzero(h)
+
+    def _down(self, h: torch.Tensor, named: torch.Tensor | None) -> torch.Tensor:
+        """h (n_tokens, neurons of `named`), or of all."""
+        if self.ffn_down is not None:
+            return self.ffn_down(h)
+        assert self.ffn_down_t is not None, "a feed-forward block has one down projection"
+        fired = (h != 0).any(dim=0).nonzero()[:, 0]
+        return h[:, fired] @ self.ffn_down_t.rows(fired if named is None else named[fired])
 
     def _activation(self, x: torch.Tensor) -> torch.Tensor:
         threshold = self.spec.activation_threshold
@@ -65,8 +107,6 @@ class TorchFeedForward:
             return F.threshold(x, threshold, 0.0)
         return _ACTIVATIONS[self.spec.activation](x)
 
-    def _count(self, h: torch.Tensor, active: torch.Tensor | None) -> None:
+    def _count(self, n_tokens: int, predicted: int, fired: int) -> None:
         before = self.activity
-        predicted = h.numel() if active is None else int(active.sum())
-        fired = int(torch.count_nonzero(h))
-        self.activity = Activity(before.tokens + len(h), before.predicted + predicted, before.fired + fired)
+        self.activity = Activity(before.tokens + n_tokens, before.predicted + predicted, before.fired + fired)

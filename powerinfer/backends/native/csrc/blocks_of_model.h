@@ -77,12 +77,19 @@ class FeedForwardBlock {
     // residual += post_norm(down(h)), as interface.py's FeedForward says.
     void forward(Hidden& x, Hidden& residual);
 
+    // out (n_tokens x n_embd) += what the neurons that `mask` (n_tokens x n_ff) names give, from x normalised; no biases
+    // of down, no post_norm: a part of the whole.
+    void add_neurons(const float* normed, const uint8_t* mask, int n_tokens, float* out);
+
+    int n_embd() const { return up_.n_cols; }
+    int n_ff() const { return n_ff_; }
+
     Counts counts;
 
   private:
     struct Step;
     void forward_dense(Hidden& x, float* out);
-    void forward_neurons(Hidden& x, float* out);
+    void forward_neurons(Step step);
     void predict_hidden(Region& region, const Step& step) const;
     void neurons_of_few(const Step& step, int first, int n, float* sums, Counts& counts) const;
     void neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const;

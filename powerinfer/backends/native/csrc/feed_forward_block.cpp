@@ -18,13 +18,17 @@ constexpr int kSegments = 32;
 
 }  // namespace
 
-// What the threads of one call share. out (n_tokens x n_embd): what outputs are added to. h (n_tokens x n_ff) is used in
-// batches only.
+// What the threads of one call share. out (n_tokens x n_embd): what outputs are added to. Neurons are named by the
+// predictor, from x, or by mask (n_tokens x n_ff) if that is not null; then `x` is normalised already. h (n_tokens x n_ff)
+// is used in batches only.
 struct FeedForwardBlock::Step {
-    const Hidden& x;
+    const float* x;
+    const uint8_t* mask;
     float* out;
-    int n_tokens;
-    float* h;
+    int n_tokens, n_embd;
+    float* h = nullptr;
+
+    const float* row(int64_t token) const { return x + token * n_embd; }
 };
 
 FeedForwardBlock::FeedForwardBlock(Runtime& runtime, Norm norm, Matrix gate, Matrix up, Matrix down,
@@ -73,12 +77,19 @@ void FeedForwardBlock::forward(Hidden& x, Hidden& residual) {
     float* out = post_norm_ ? runtime_.scratch.unnormed.reserve(size) : residual.row(0);
     if (down_.transposed) {
         if (post_norm_) std::memset(out, 0, sizeof(float) * size);
-        forward_neurons(x, out);
+        forward_neurons({x.row(0), nullptr, out, x.n_tokens, x.n_embd});
     } else {
         forward_dense(x, out);
     }
     if (post_norm_) add_normed(runtime_.kernels, post_norm_, out, residual);
     counts.tokens += x.n_tokens;
+}
+
+void FeedForwardBlock::add_neurons(const float* normed, const uint8_t* mask, int n_tokens, float* out) {
+    const std::lock_guard<std::mutex> lock(runtime_.mutex);
+    if (!down_.transposed) throw std::invalid_argument("feed-forward: the down projection has no rows of neurons");
+    forward_neurons({normed, mask, out, n_tokens, up_.n_cols});
+    counts.tokens += n_tokens;
 }
 
 // out = (or, without post_norm, +=) down(h).
@@ -130,7 +141,7 @@ void FeedForwardBlock::forward_dense(Hidden& x, float* out) {
 void FeedForwardBlock::predict_hidden(Region& region, const Step& step) const {
     Scratch& scratch = runtime_.scratch;
     ActivationBuffer& mid = scratch.predictor_mid;
-    runtime_.matmul(region, fc1_, scratch.predictor_in.view(step.x.row(0)), step.n_tokens, mid.row(0), fc1_.n_rows);
+    runtime_.matmul(region, fc1_, scratch.predictor_in.view(step.x), step.n_tokens, mid.row(0), fc1_.n_rows);
     region.barrier();
     region.for_each(step.n_tokens, 1, [&](int64_t t, int64_t) {
         runtime_.kernels.relu(mid.row(t), fc1_.n_rows, 0.0f);
@@ -184,9 +195,13 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
 
     for (int r = 0; r < n; r++) list[r] = first + r;
     n_list = n;
-    if (fc2_) {
-        fc2_.multiply(first, n, scratch.predictor_mid.view(), n_tokens, values, kListGrain);
-        keep([&](int t, int r) { return values[t * kListGrain + r] >= threshold_; });
+    if (step.mask || fc2_) {
+        if (step.mask) {
+            keep([&](int t, int r) { return step.mask[static_cast<size_t>(t) * n_ff_ + first + r] != 0; });
+        } else {
+            fc2_.multiply(first, n, scratch.predictor_mid.view(), n_tokens, values, kListGrain);
+            keep([&](int t, int r) { return values[t * kListGrain + r] >= threshold_; });
+        }
         for (int t = 0; t < n_tokens; t++) {
             for (int r = 0; r < n_list; r++) counts.predicted += named[t * kListGrain + r];
         }
@@ -214,7 +229,7 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
             scales[n_fired++] = of_token[r];
         }
         counts.fired += n_fired;
-        const int n_embd = step.x.n_embd;
+        const int n_embd = step.n_embd;
         if (n_fired > 0) down_.kernels->axpy(rows, scales, n_fired, 0, sums + static_cast<ptrdiff_t>(t) * n_embd, n_embd);
     }
 }
@@ -223,9 +238,7 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
 void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const {
     const int n_tokens = step.n_tokens;
     const Activations normed = runtime_.scratch.normed.view();
-    if (fc2_) {
-        fc2_.multiply(first, n, runtime_.scratch.predictor_mid.view(), n_tokens, scores, n);
-    }
+    if (fc2_ && !step.mask) fc2_.multiply(first, n, runtime_.scratch.predictor_mid.view(), n_tokens, scores, n);
     float* g = scores + static_cast<size_t>(n_tokens) * kNeuronGrain;
     float* u = g + n_tokens;
     int32_t* tokens = reinterpret_cast<int32_t*>(u + n_tokens);
@@ -241,7 +254,8 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
         for (int t = 0; t < n_tokens; t++) {
             step.h[static_cast<size_t>(t) * n_ff_ + i] = 0.0f;
             tokens[count] = t;
-            count += !fc2_ || scores[static_cast<size_t>(t) * n + r] >= threshold_;
+            count += step.mask ? step.mask[static_cast<size_t>(t) * n_ff_ + i] != 0
+                               : !fc2_ || scores[static_cast<size_t>(t) * n + r] >= threshold_;
         }
         counts.predicted += count;
         if (count == 0) continue;
@@ -267,30 +281,30 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
 
 // out[:, first..first + n] += h . down_t[:, first..first + n], for all tokens.
 void FeedForwardBlock::add_down_of_batch(const Step& step, int first, int n, float* weights) const {
-    const int n_embd = step.x.n_embd;
+    const int n_embd = step.n_embd;
     for (int i = 0; i < n_ff_; i += kNeuronGrain) {
         const int count = std::min(kNeuronGrain, n_ff_ - i);
         for (int r = 0; r < count; r++) down_.kernels->dequantize(down_.row(i + r), first, weights + r * n, n);
         runtime_.kernels.sparse_rank_update(step.h + i, n_ff_, step.n_tokens, weights, count, n,
                                             step.out + first, n_embd);
     }
-    if (down_.bias == nullptr) return;
+    if (down_.bias == nullptr || step.mask) return;
     for (int t = 0; t < step.n_tokens; t++) {
         float* to = step.out + static_cast<ptrdiff_t>(t) * n_embd;
         for (int j = first; j < first + n; j++) to[j] += down_.bias[j];
     }
 }
 
-// out += down(h).
-void FeedForwardBlock::forward_neurons(Hidden& x, float* out) {
-    const int n_tokens = x.n_tokens, n_embd = x.n_embd;
+// out += down(h); without down's bias if there is a mask, which is that of a part of the neurons.
+void FeedForwardBlock::forward_neurons(Step step) {
+    const int n_tokens = step.n_tokens, n_embd = step.n_embd;
+    const bool predicts = fc1_ && !step.mask;
     Scratch& scratch = runtime_.scratch;
     scratch.normed.reserve(n_tokens, n_embd, up_.takes_rounded() || gate_.takes_rounded());
-    if (fc1_) {
+    if (predicts) {
         scratch.predictor_in.reserve(n_tokens, n_embd, fc1_.takes_rounded());
         scratch.predictor_mid.reserve(n_tokens, fc1_.n_rows, fc2_.takes_rounded());
     }
-    Step step{x, out, n_tokens, nullptr};
     const bool few = n_tokens <= kFewTokens;
     if (!few) {
         scratch.wide.reserve(n_tokens, n_ff_, false);
@@ -308,12 +322,16 @@ void FeedForwardBlock::forward_neurons(Hidden& x, float* out) {
     runtime_.run(n_tokens, [&](Region& region) {
         float* mine = scratch.tiles.data() + region.thread() * tile;
         region.for_each(n_tokens, 1, [&](int64_t t, int64_t) {
-            norm_.apply(runtime_.kernels, x.row(t), n_embd, scratch.normed.row(t));
+            if (step.mask) {
+                std::copy_n(step.row(t), n_embd, scratch.normed.row(t));
+            } else {
+                norm_.apply(runtime_.kernels, step.row(t), n_embd, scratch.normed.row(t));
+            }
             scratch.normed.round(runtime_.kernels, t);
-            if (fc1_) scratch.predictor_in.round(runtime_.kernels, t, x.row(t));
+            if (predicts) scratch.predictor_in.round(runtime_.kernels, t, step.row(t));
         });
         region.barrier();
-        if (fc1_) predict_hidden(region, step);
+        if (predicts) predict_hidden(region, step);
         region.for_each(n_segments, 1, [&](int64_t k, int64_t) {
             const int begin = static_cast<int>(k) * segment, end = std::min(begin + segment, n_ff_);
             float* sums = scratch.sums.data() + k * n_sums;
@@ -338,10 +356,10 @@ void FeedForwardBlock::forward_neurons(Hidden& x, float* out) {
         region.for_each(n_tokens * n_embd, kColumnGrain, [&](int64_t begin, int64_t end) {
             for (int k = 0; k < n_segments; k++) {
                 const float* sums = scratch.sums.data() + k * n_sums;
-                for (int64_t j = begin; j < end; j++) out[j] += sums[j];
+                for (int64_t j = begin; j < end; j++) step.out[j] += sums[j];
             }
-            if (down_.bias == nullptr) return;
-            for (int64_t j = begin; j < end; j++) out[j] += down_.bias[j % n_embd];
+            if (down_.bias == nullptr || step.mask) return;
+            for (int64_t j = begin; j < end; j++) step.out[j] += down_.bias[j % n_embd];
         });
     });
     for (const Counts& c : found) {

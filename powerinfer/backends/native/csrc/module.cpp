@@ -22,6 +22,7 @@ using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device:
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatsInOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 constexpr size_t kMaxDimension = 1u << 30;
@@ -145,6 +146,19 @@ Hidden* copy_hidden(const Hidden& x) {
     return y.release();
 }
 
+Hidden* hidden_from(const Floats2& values, const Ints& positions, const Ints& slots) {
+    const size_t n = values.shape(0);
+    if (n == 0 || n > kMaxDimension || values.shape(1) == 0 || values.shape(1) > kMaxDimension ||
+        positions.shape(0) != n || slots.shape(0) != n) {
+        throw std::invalid_argument("a hidden state needs as many positions and slots as rows, and at least one");
+    }
+    auto x = std::make_unique<Hidden>(static_cast<int>(n), static_cast<int>(values.shape(1)),
+                                      std::vector<int32_t>(positions.data(), positions.data() + n),
+                                      std::vector<int32_t>(slots.data(), slots.data() + n));
+    std::copy_n(values.data(), n * values.shape(1), x->values.data());
+    return x.release();
+}
+
 FloatsOut hidden_values(const Hidden& x) {
     FloatsOut out = make_floats(x.n_tokens, x.n_embd);
     std::copy_n(x.values.data(), static_cast<size_t>(x.n_tokens) * x.n_embd, out.data());
@@ -248,6 +262,7 @@ NB_MODULE(_kernels, m) {
         .def(nb::init<Floats1, std::optional<Floats1>, float, bool>(), "weight"_a, "bias"_a.none(), "eps"_a, "layer"_a);
 
     nb::class_<Hidden>(m, "Hidden", "Hidden state of a batch: float32 (n_tokens, n_embd).")
+        .def(nb::new_(&hidden_from), "values"_a, "positions"_a, "slots"_a)
         .def_ro("n_tokens", &Hidden::n_tokens)
         .def("copy", &copy_hidden)
         .def("numpy", &hidden_values, "A copy as an array.");
@@ -305,6 +320,18 @@ NB_MODULE(_kernels, m) {
              "threshold"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
              nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(),
              nb::keep_alive<1, 9>())
+        .def("add_neurons",
+             [](FeedForwardBlock& self, const Floats2& normed, const Bytes2& mask, FloatsInOut out) {
+                 if (normed.shape(1) != static_cast<size_t>(self.n_embd()) || mask.shape(0) != normed.shape(0) ||
+                     mask.shape(1) != static_cast<size_t>(self.n_ff()) || out.shape(0) != normed.shape(0) ||
+                     out.shape(1) != normed.shape(1) || normed.shape(0) == 0 || normed.shape(0) > kMaxDimension) {
+                     throw std::invalid_argument("feed-forward: the arrays do not fit each other");
+                 }
+                 nb::gil_scoped_release released;
+                 self.add_neurons(normed.data(), mask.data(), static_cast<int>(normed.shape(0)), out.data());
+             },
+             "normed"_a, "mask"_a, "out"_a,
+             "out (n_tokens, n_embd) += what the neurons give that mask, uint8 (n_tokens, n_ff), names; without biases.")
         .def("forward", &FeedForwardBlock::forward, "x"_a, "residual"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_rw(
             "counts",
