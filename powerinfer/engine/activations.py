@@ -20,7 +20,7 @@ FOLDER = "activation"
 TENSOR = "blk.{}.ffn_activation"
 """Our own metadata tensor, float32 (n_ff,): the part of tokens for which each neuron fires."""
 FALLBACK = 0.1
-"""The part of tokens for which a neuron is taken to fire where nothing is known: all the same, so any will do as well."""
+"""The part of tokens for which a neuron is taken to fire where nothing is known."""
 
 
 class TensorFile(Protocol):

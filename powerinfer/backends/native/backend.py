@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from powerinfer.backends.interface import (
     Activation,
@@ -133,9 +135,14 @@ class NativeBackend(Backend):
         return NativeHead(self._runtime, _norm(spec.output_norm), self._linear(spec.output))
 
     def kv_cache(self, spec: ModelSpec, n_ctx: int, n_slots: int = 1) -> KVCache:
-        for layer in spec.layers:
-            cache_row_bytes(self.cache_types, layer.attention)
-        heads = [(layer.attention.n_head_kv, layer.attention.head_dim) for layer in spec.layers]
+        return self.kv_cache_of([layer.attention for layer in spec.layers], n_ctx, n_slots)
+
+    def kv_cache_of(self, layers: Sequence[Attention | None], n_ctx: int, n_slots: int) -> _kernels.KVCache:
+        """A cache of some layers only; the others' places are empty."""
+        for layer in layers:
+            if layer:
+                cache_row_bytes(self.cache_types, layer)
+        heads = [(layer.n_head_kv, layer.head_dim) if layer else (0, 32) for layer in layers]
         k, v = self.cache_types
         return _kernels.KVCache(self._runtime, k.id, v.id, n_slots, n_ctx, heads)
 
@@ -207,6 +214,13 @@ class NativeFeedForward:
 
     def __call__(self, x: _kernels.Hidden, residual: _kernels.Hidden) -> None:
         self._forward(x, residual)
+
+    def add_neurons(self, normed: FloatArray, mask: npt.NDArray[np.uint8], out: FloatArray) -> None:
+        """out (n_tokens, n_embd) += what the neurons give that mask (n_tokens, n_ff) names, without down's bias.
+
+        normed: the normalised input, float32 (n_tokens, n_embd). Only for a block with rows of neurons (ffn_down_t).
+        """
+        self._block.add_neurons(normed, mask, out)
 
 
 class NativeHead:

@@ -39,7 +39,10 @@ class TorchFeedForward:
         self.post_ffw_norm = TorchNorm.optional(spec.post_ffw_norm, store)
         self.fc1 = store.weight(spec.predictor.fc1) if spec.predictor else None
         self.fc2 = store.weight(spec.predictor.fc2) if spec.predictor else None
-        self.activity = Activity()
+        # Lists of neurons are made where that needs no wait for a device.
+        self._lists = store.device.type == "cpu"
+        self._tokens = 0
+        self._counts = torch.zeros(2, dtype=torch.int64, device=store.device)  # predicted, fired
 
     def tensors(self) -> dict[str, int]:
         """Bytes by GGUF name, without the layer's prefix."""
@@ -50,8 +53,14 @@ class TorchFeedForward:
         predictor = {"fc1.weight": self.fc1, "fc2.weight": self.fc2}
         return {**sizes, **{name: w.nbytes for name, w in {**plain, **predictor}.items() if w is not None}}
 
+    @property
+    def activity(self) -> Activity:
+        predicted, fired = self._counts.tolist()
+        return Activity(self._tokens, predicted, fired)
+
     def clear_activity(self) -> None:
-        self.activity = Activity()
+        self._tokens = 0
+        self._counts.zero_()
 
     def predict(self, x: torch.Tensor) -> torch.Tensor | None:
         """Which neurons of each token to compute: bool (n_tokens, n_ff), or None for all of them."""
@@ -62,9 +71,7 @@ class TorchFeedForward:
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         active = self.predict(x)  # before `residual`, which may be x, changes
-        out, predicted, fired = self.neurons_of(self.ffn_norm(x), active)
-        self._count(len(x), int(predicted), int(fired))
-        residual += self.finish(out)
+        residual += self.finish(self.neurons_of(self.ffn_norm(x), active))
 
     def finish(self, out: torch.Tensor) -> torch.Tensor:
         """What the residual gets, from the sum over all neurons."""
@@ -72,32 +79,33 @@ class TorchFeedForward:
             out = out + self.ffn_down_t_bias
         return self.post_ffw_norm(out)
 
-    def neurons_of(
-        self, n: torch.Tensor, active: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | int, torch.Tensor | int]:
-        """The sum over the neurons that are here, float32 (n_tokens, n_embd), and (token, neuron) pairs that were
-        predicted and that fired, as tensors where they are not known without waiting for the device.
+    def neurons_of(self, n: torch.Tensor, active: torch.Tensor | None) -> torch.Tensor:
+        """The sum over the neurons that are here, float32 (n_tokens, n_embd), without biases of the down projection.
 
         n: normalised (n_tokens, n_embd). active: bool (n_tokens, n_ff) of all neurons, or None.
         """
         named = None
         if active is not None:
             active = active if self.neurons is None else active[:, self.neurons]
-            named = active.any(dim=0).nonzero()[:, 0]  # for at least one token
+            named = active.any(dim=0).nonzero()[:, 0] if self._lists else None  # for at least one token
         if self.ffn_gate is None:
             h = self._activation(self.ffn_up(n, named))
         else:
             h = self._activation(self.ffn_gate(n, named)) * _ACTIVATIONS[self.spec.up_activation](self.ffn_up(n, named))
         if active is not None:
-            h = h * active[:, named]
-        predicted = h.numel() if active is None else active.sum()
-        return self._down(h, named), predicted, torch.count_nonzero(h)
+            h = h * (active if named is None else active[:, named])
+        self._tokens += len(n)
+        self._counts[0] += h.numel() if active is None else active.sum()
+        self._counts[1] += torch.count_nonzero(h)
+        return self._down(h, named)
 
     def _down(self, h: torch.Tensor, named: torch.Tensor | None) -> torch.Tensor:
         """h (n_tokens, neurons of `named`), or of all."""
         if self.ffn_down is not None:
             return self.ffn_down(h)
         assert self.ffn_down_t is not None, "a feed-forward block has one down projection"
+        if not self._lists:
+            return self.ffn_down_t.transposed_linear(h)
         fired = (h != 0).any(dim=0).nonzero()[:, 0]
         return h[:, fired] @ self.ffn_down_t.rows(fired if named is None else named[fired])
 
@@ -106,7 +114,3 @@ class TorchFeedForward:
         if threshold and self.spec.activation is Activation.RELU:
             return F.threshold(x, threshold, 0.0)
         return _ACTIVATIONS[self.spec.activation](x)
-
-    def _count(self, n_tokens: int, predicted: int, fired: int) -> None:
-        before = self.activity
-        self.activity = Activity(before.tokens + n_tokens, before.predicted + predicted, before.fired + fired)

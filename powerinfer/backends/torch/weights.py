@@ -1,7 +1,7 @@
 """How a device holds the weights: dequantized, or as the bytes of the file.
 
-A `WeightStore` makes a `Weight` of a tensor of the file, or of some of its rows, and tells before that how many bytes it
-will take: what a memory plan counts and what is allocated are the same numbers.
+A `WeightStore` makes a `Weight` of a tensor of the file, or of some of its rows, and tells before that how many bytes
+it will take: what a memory plan counts and what is allocated are the same numbers.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Weight(ABC):
         """x W^T of some rows, float32 (n_tokens, len(index))."""
         return F.linear(x, self.rows(index))
 
+    def transposed_linear(self, h: torch.Tensor) -> torch.Tensor:
+        """h W, float32: h (n_tokens, n_out) to (n_tokens, n_in)."""
+        return h @ self.rows(torch.arange(self.shape[0], device=h.device))
+
 
 class FloatWeight(Weight):
     """Dequantized when it is made."""
@@ -58,6 +62,9 @@ class FloatWeight(Weight):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         return self.values[index].float()
+
+    def transposed_linear(self, h: torch.Tensor) -> torch.Tensor:
+        return (h.to(self.values.dtype) @ self.values).float()
 
     def linear_of(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         if 2 * len(index) > len(self.values):  # copying rows costs more than products that are not needed

@@ -78,7 +78,7 @@ CacheRows KVCache::make_rows(const Kernels& kernels, int type, int n_head_kv, in
     if (wanted > static_cast<double>(PTRDIFF_MAX)) throw std::bad_alloc();
     const size_t nbytes = static_cast<size_t>(wanted);
     // Not cleared: pages are taken from the system when positions are first written.
-    auto* memory = static_cast<uint8_t*>(std::malloc(nbytes));
+    auto* memory = static_cast<uint8_t*>(std::malloc(nbytes > 0 ? nbytes : 1));
     if (memory == nullptr) throw std::bad_alloc();
     return {&cache, row_bytes, nbytes, {memory, &std::free}};
 }
