@@ -329,6 +329,10 @@ class BackendOptions:
         return types[0], types[1]
 
 
+class DeviceMemoryError(UsageError):
+    """A device has less memory than was counted on."""
+
+
 class Backend(ABC):
     """Compiles specs into blocks. One instance serves one model. cache_types: of its KV cache's keys and values."""
 

@@ -11,6 +11,7 @@ from powerinfer.cli.bench import bench
 from powerinfer.cli.group import Command, Group
 from powerinfer.cli.inspect import inspect
 from powerinfer.cli.perplexity import perplexity
+from powerinfer.cli.plan import plan
 from powerinfer.cli.quantize import quantize
 from powerinfer.cli.run import run
 from powerinfer.cli.tokenize import tokenize
@@ -42,5 +43,5 @@ def powerinfer(
         typer.echo(context.get_help())
 
 
-for command in (run, perplexity, quantize, inspect, tokenize, bench):
+for command in (run, perplexity, quantize, plan, inspect, tokenize, bench):
     app.command(cls=Command)(command)

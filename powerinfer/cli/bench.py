@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powerinfer.cli import options as opt
+from powerinfer.cli.tables import markdown_table
 from powerinfer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ def bench(
         int, typer.Option("-r", "--repetitions", metavar="N", help="Times that each test is run.")
     ] = 5,
     output: Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="md, csv, json or jsonl.")] = "md",
-    backend: opt.BackendName = "native",
-    device: opt.Device = "cpu",
+    backend: opt.BackendName = "auto",
+    device: opt.Device = "auto",
+    vram_budget: opt.VramBudget = None,
+    reset_gpu_index: opt.ResetGpuIndex = False,
+    disable_gpu_index: opt.DisableGpuIndex = False,
     cache_type_k: opt.CacheTypeK = "",
     cache_type_v: opt.CacheTypeV = "",
     dense: opt.Dense = False,
@@ -70,6 +74,9 @@ def bench(
         settings: dict[str, Any] = {
             "backend": backend,
             "device": device,
+            "vram_budget": vram_budget,
+            "reset_gpu_index": reset_gpu_index,
+            "disable_gpu_index": disable_gpu_index,
             "cache_type_k": cache_type_k,
             "cache_type_v": cache_type_v,
             "n_threads": n_threads,
@@ -152,16 +159,7 @@ def measure(
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A table as llama-bench prints it, with our columns behind."""
     header = ["model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "of read", "active", "recall"]
-    table = [header, *(list(_cells(row)) for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
-    lines = [
-        "| "
-        + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        + " |"
-        for line in table
-    ]
-    rule = "| " + " | ".join("-" * w if not i else "-" * (w - 1) + ":" for i, w in enumerate(widths)) + " |"
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+    return markdown_table(header, [list(_cells(row)) for row in rows])
 
 
 def _cells(row: dict[str, Any]) -> Iterator[str]:

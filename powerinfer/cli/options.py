@@ -20,9 +20,23 @@ ThreadsBatch = Annotated[
     int, typer.Option("-tb", "--threads-batch", metavar="N", help="Threads for prompts; -1 or 0 is as --threads.")
 ]
 BackendName = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="native (C++, the CPU) or torch (the reference).")
+    str,
+    typer.Option(
+        "--backend", metavar="NAME", help="auto, native (the CPU), hybrid (a GPU and the CPU) or torch (one)."
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Device of the torch backend, e.g. cpu, cuda:0.")]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N; torch-cpu: the CPU stands in for a GPU."),
+]
+VramBudget = Annotated[
+    float | None,
+    typer.Option("--vram-budget", metavar="GiB", help="GPU memory to use; -1 (also without it) is all that is free."),
+]
+ResetGpuIndex = Annotated[
+    bool, typer.Option("--reset-gpu-index", help="Place neurons anew, whatever the GPU index file says.")
+]
+DisableGpuIndex = Annotated[bool, typer.Option("--disable-gpu-index", help="Put no neurons on the GPU.")]
 CacheTypeK = Annotated[
     str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help="KV cache's keys: f32, f16 or q8_0.")
 ]

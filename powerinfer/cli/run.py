@@ -79,18 +79,21 @@ def run(
             show_default=False,
         ),
     ] = True,
-    backend: opt.BackendName = "native",
-    device: opt.Device = "cpu",
+    backend: opt.BackendName = "auto",
+    device: opt.Device = "auto",
+    vram_budget: opt.VramBudget = None,
+    reset_gpu_index: opt.ResetGpuIndex = False,
+    disable_gpu_index: opt.DisableGpuIndex = False,
     cache_type_k: opt.CacheTypeK = "",
     cache_type_v: opt.CacheTypeV = "",
-    vram_budget: Annotated[
-        float | None, typer.Option("--vram-budget", metavar="GiB", help="GPU memory to use; -1 is all that is free.")
-    ] = None,
     dense: opt.Dense = False,
     sparse_threshold: opt.SparseThreshold = None,
     activation: opt.ActivationName = None,
     rope_freq_base: opt.RopeFreqBase = None,
     rope_freq_scale: opt.RopeFreqScale = None,
+    print_placement: Annotated[
+        bool, typer.Option("--print-placement", help="Show what is on the GPU, as `powerinfer plan` does.")
+    ] = False,
     special: Annotated[bool, typer.Option("--special", help="Show control tokens in the output.")] = False,
     verbose_prompt: Annotated[bool, typer.Option("--verbose-prompt", help="List the prompt's tokens first.")] = False,
     no_display_prompt: Annotated[bool, typer.Option("--no-display-prompt", help="Do not echo the prompt.")] = False,
@@ -115,12 +118,14 @@ def run(
         logit_bias=parse_logit_bias(logit_bias or []),
     )
     generation = GenerateOptions(n_predict, batch_size, ignore_eos, tuple(reverse_prompt or ()), special)
-    check_vram_budget(vram_budget)
     loaded = opt.load_model(
         model,
         log_disable,
         backend=backend,
         device=device,
+        vram_budget=vram_budget,
+        reset_gpu_index=reset_gpu_index,
+        disable_gpu_index=disable_gpu_index,
         cache_type_k=cache_type_k,
         cache_type_v=cache_type_v,
         n_ctx=ctx_size,
@@ -133,10 +138,10 @@ def run(
         rope_freq_base=rope_freq_base,
         rope_freq_scale=rope_freq_scale,
     )
+    if print_placement:
+        show_placement(loaded)
     sampler = Sampler(params)
     if not log_disable:
-        if vram_budget is not None:
-            say(f"no GPU is in use: --vram-budget {vram_budget:g} has no effect, the model runs on the CPU")
         say(f"seed: {sampler.seed}")
     if verbose_prompt:
         show_tokens(loaded, text)
@@ -225,9 +230,16 @@ def parse_logit_bias(values: list[str]) -> dict[int, float]:
     return biases
 
 
-def check_vram_budget(budget: float | None) -> None:
-    if budget is not None and (not math.isfinite(budget) or (budget < 0 and budget != -1)):
-        raise UsageError(f"--vram-budget is {budget}: expected GiB of GPU memory, or -1 for all that is free")
+def show_placement(model: Model) -> None:
+    """On stderr, as `powerinfer plan` has it on stdout."""
+    from powerinfer.cli.console import say
+    from powerinfer.cli.plan import describe_plan
+
+    plan = model.plan
+    if plan is None:
+        say("placement: all of the model is on one side, no GPU and CPU share it")
+    else:
+        say(describe_plan(model.spec, plan, plan.speeds, "as the plan was made"))
 
 
 def show_tokens(model: Model, prompt: str) -> None:

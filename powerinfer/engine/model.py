@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from powerinfer.backends import BackendOptions, create_backend
+from powerinfer.backends.hybrid.gpu_types import GPU_CACHE_TYPES
 from powerinfer.backends.interface import Activation, KVCache, ModelSpec, cache_row_bytes
+from powerinfer.engine.assemble import assemble, check_budget, choose_backend
 from powerinfer.engine.generate import Chunk, GenerateOptions, TokenSequence, check_prompt, generate
+from powerinfer.engine.offload import IndexOptions
+from powerinfer.engine.plan import Plan, Shape
 from powerinfer.engine.sampling import Sampler, SamplingParams
 from powerinfer.engine.timings import Timings
 from powerinfer.errors import PowerInferError, UsageError
@@ -36,7 +41,7 @@ class Model:
     """What `load` returns.
 
     file, spec, tokenizer, transformer: the parts. n_ctx: positions of the KV cache. timings: of loading and of the last
-    generation.
+    generation. plan: what is where, if a GPU takes part.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class Model:
         self.file, self.spec, self.tokenizer, self.transformer = file, spec, tokenizer, transformer
         self.n_ctx, self.n_batch = n_ctx, n_batch
         self.timings = Timings()
+        self.plan: Plan | None = None
         self._cache: KVCache | None = None
 
     @property
@@ -100,12 +106,15 @@ class Model:
 def load(
     path: str | os.PathLike[str] | None = None,
     *,
-    backend: str = "native",
+    backend: str = "auto",
     n_ctx: int = 0,
     n_batch: int = 512,
     n_threads: int = 0,
     n_threads_batch: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
+    vram_budget: float | None = None,
+    reset_gpu_index: bool = False,
+    disable_gpu_index: bool = False,
     cache_type_k: str = "",
     cache_type_v: str = "",
     dense: bool = False,
@@ -117,8 +126,11 @@ def load(
 ) -> Model:
     """Loads a GGUF file, or the embedded model if `path` is None.
 
-    backend: "native" or "torch" (on `device`). n_ctx: positions of the KV cache, 0 for the model's own as far as
-    memory allows.
+    backend: "native" (the CPU), "torch" (one device), "hybrid" (a GPU and the CPU) or "auto", which is native where
+    there is no GPU. device: "auto", "cpu", "cuda:N", or "torch-cpu", which lets the CPU stand in for a GPU.
+    vram_budget: GiB of the GPU, -1 (or None) for all that is free. reset_gpu_index, disable_gpu_index: as PowerInfer's
+    flags.
+    n_ctx: positions of the KV cache, 0 for the model's own as far as memory allows.
     n_threads: for one token, n_threads_batch for prompts, 0 for all cores. cache_type_k, cache_type_v: of the KV cache,
     "f32", "f16" or "q8_0", "" for the backend's own ("native": f16). dense: run a sparse model without its
     predictors. activation: of the feed-forward's gate, e.g. "relu" for a dense ReLU model whose file does not say so.
@@ -134,6 +146,7 @@ def load(
         raise UsageError(f"the batch size is {n_batch}: expected 1 to {MAX_CONTEXT}")
     if n_threads < 0 or n_threads_batch < 0:
         raise UsageError(f"the number of threads is {min(n_threads, n_threads_batch)}: expected 0 (all cores) or more")
+    check_budget(vram_budget)
     model_options = ModelOptions(dense, _activation(activation), sparse_threshold, rope_freq_base, rope_freq_scale)
     file = open_gguf(default_model_path() if path is None else path)
     spec = build_spec(file, model_options)
@@ -141,10 +154,21 @@ def load(
     if tokenizer.n_vocab > spec.n_vocab:
         notify(f"the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}: those beyond cannot be used")
     options = BackendOptions(n_threads, n_threads_batch, device, cache_type_k, cache_type_v, notify)
-    compiler = create_backend(backend, options)
-    position = sum(cache_row_bytes(compiler.cache_types, layer.attention) for layer in spec.layers)
-    transformer = Transformer(spec, compiler, on_block=file.release_pages)
-    model = Model(file, spec, tokenizer, transformer, n_ctx or default_context(spec, position, notify), n_batch)
+    name, device = choose_backend(backend, device, vram_budget, notify)
+    options = replace(options, device=device)
+    alone = None if name == "hybrid" else create_backend(name, options)
+    cache_types = alone.cache_types if alone else options.cache_types("F16", GPU_CACHE_TYPES)
+    position = sum(cache_row_bytes(cache_types, layer.attention) for layer in spec.layers)
+    context = n_ctx or default_context(spec, position, notify)
+    plan = None
+    if alone is None:
+        shape = Shape(context, n_batch, cache_types)
+        index = IndexOptions(reset_gpu_index, disable_gpu_index)
+        transformer, plan = assemble(file, spec, shape, options, -1.0 if vram_budget is None else vram_budget, index)
+    else:
+        transformer = Transformer(spec, alone, on_block=file.release_pages)
+    model = Model(file, spec, tokenizer, transformer, context, n_batch)
+    model.plan = plan
     model.timings.load_s = time.perf_counter() - started
     return model
 

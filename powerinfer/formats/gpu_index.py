@@ -53,7 +53,7 @@ class GpuIndex:
             return "it is of a model of another shape"
         if self.model is not None and self.model != wanted.model:
             return "it was made for another model"
-        if self.model is None and self.capacity > wanted.capacity:
+        if self.capacity > wanted.capacity:
             return "its neurons need more memory than there is"
         if self.model is not None and self.budget != wanted.budget:
             return "it was made for another budget"

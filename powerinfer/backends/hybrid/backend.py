@@ -89,6 +89,10 @@ class HybridBackend(Backend):
         self._exchange = Exchange(self.gpu.device)
         self._tensors: dict[str, int] = {}
 
+    @property
+    def device(self) -> torch.device:
+        return self.gpu.device
+
     def describe(self) -> str:
         layers = self.split.layers
         device = self.gpu.describe().removeprefix("torch: ")

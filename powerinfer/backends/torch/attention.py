@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from powerinfer.backends.interface import Attention, Batch, Rope, RopeStyle
+from powerinfer.backends.interface import Attention, Batch, DeviceMemoryError, Rope, RopeStyle
 from powerinfer.backends.torch.linear import TorchLinear, TorchNorm
 from powerinfer.backends.torch.weights import WeightStore
-from powerinfer.errors import UsageError
 
 
 class TorchKVCache:
@@ -40,7 +39,9 @@ class TorchKVCache:
             )
         except RuntimeError as error:  # torch's out-of-memory errors are RuntimeErrors
             reason = str(error).splitlines()[0]
-            raise UsageError(f"no memory for a KV cache of {n_ctx} positions ({reason}): choose a smaller -c") from None
+            raise DeviceMemoryError(
+                f"no memory for a KV cache of {n_ctx} positions ({reason}): choose a smaller -c"
+            ) from None
 
     @property
     def nbytes(self) -> int:

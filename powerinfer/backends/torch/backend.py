@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from powerinfer.backends.hybrid.gpu_types import KERNEL_TYPES
 from powerinfer.backends.interface import (
     Attention,
     Backend,
@@ -84,4 +85,6 @@ def make_store(device: torch.device, stands_in: bool, notify: Callable[[str], No
         return BytesStore(device)
     if device.type == "cpu":
         return FloatStore(device)
-    return HalfStore(device, knows=lambda kind: False, kernels=lambda tensor, device: None, notify=notify)
+    return HalfStore(
+        device, knows=lambda kind: kind.name in KERNEL_TYPES, kernels=lambda t, device: None, notify=notify
+    )

@@ -169,7 +169,7 @@ class HalfStore(WeightStore):
         if made is not None:
             return made
         name = tensor.type.name
-        if name not in self._converted:
+        if name != "F16" and name not in self._converted:
             self._converted.add(name)
             self._notify(f"no GPU kernels for {name} weights: they are held as F16 on {self.device}")
         return FloatWeight(torch.from_numpy(chosen.dequantize().astype(np.float16)).to(self.device))

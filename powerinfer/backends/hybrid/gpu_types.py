@@ -1,0 +1,15 @@
+"""How a GPU holds weights, known without torch: what plans count and what `torch` allocates."""
+
+from __future__ import annotations
+
+from powerinfer.quantization import QuantType
+
+KERNEL_TYPES: frozenset[str] = frozenset({"F16"})
+"""Types that GPU kernels read as they are in the file. All others are held as float16."""
+
+GPU_CACHE_TYPES = ("F32", "F16")
+
+
+def gpu_row_bytes(kind: QuantType, n: int) -> int:
+    """Bytes of a row of n elements on a GPU."""
+    return kind.row_bytes(n) if kind.name in KERNEL_TYPES else 2 * n
