@@ -31,6 +31,7 @@ from powerinfer.backends.torch.attention import TorchAttention, TorchKVCache
 from powerinfer.backends.torch.backend import TorchBackend
 from powerinfer.backends.torch.feed_forward import TorchFeedForward
 from powerinfer.backends.torch.linear import TorchHead
+from powerinfer.backends.torch.weights import WeightStore
 
 
 class HybridHidden:
@@ -79,12 +80,14 @@ class HybridBackend(Backend):
 
     name = "hybrid"
 
-    def __init__(self, options: BackendOptions, split: Split) -> None:
-        """options.device: the GPU, or torch-cpu to let the CPU stand in for it. Raises UsageError as both sides do."""
+    def __init__(self, options: BackendOptions, split: Split, store: WeightStore | None = None) -> None:
+        """options.device: the GPU, or torch-cpu to let the CPU stand in for it. store: how the device holds weights,
+        None for what suits it. Raises UsageError as both sides do.
+        """
         self.split = split
         self.cpu = NativeBackend(replace(options, device="cpu"))
         k, v = (kind.name for kind in self.cpu.cache_types)
-        self.gpu = TorchBackend(replace(options, cache_type_k=k, cache_type_v=v))
+        self.gpu = TorchBackend(replace(options, cache_type_k=k, cache_type_v=v), store)
         self.cache_types = self.cpu.cache_types
         self._exchange = Exchange(self.gpu.device)
         self._tensors: dict[str, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from powerinfer.quantization import QuantType
 
-KERNEL_TYPES: frozenset[str] = frozenset({"F16"})
+KERNEL_TYPES: frozenset[str] = frozenset({"F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"})
 """Types that GPU kernels read as they are in the file. All others are held as float16."""
 
 GPU_CACHE_TYPES = ("F32", "F16")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 
 import torch
 
-from powerinfer.backends.hybrid.gpu_types import KERNEL_TYPES
 from powerinfer.backends.interface import (
     Attention,
     Backend,
@@ -19,7 +19,7 @@ from powerinfer.backends.interface import (
 from powerinfer.backends.torch.attention import TorchAttention, TorchKVCache
 from powerinfer.backends.torch.feed_forward import TorchFeedForward
 from powerinfer.backends.torch.linear import TorchEmbedding, TorchHead
-from powerinfer.backends.torch.weights import BytesStore, FloatStore, HalfStore, WeightStore
+from powerinfer.backends.torch.weights import BytesStore, FloatStore, WeightStore
 from powerinfer.errors import UsageError
 
 CACHE_TYPES = {"F32": torch.float32, "F16": torch.float16}
@@ -35,8 +35,11 @@ class TorchBackend(Backend):
 
     name = "torch"
 
-    def __init__(self, options: BackendOptions) -> None:
-        """Raises UsageError for a device that torch does not know or does not find."""
+    def __init__(self, options: BackendOptions, store: WeightStore | None = None) -> None:
+        """store: where weights go, None for what suits the device.
+
+        Raises UsageError for a device that torch does not know or does not find.
+        """
         self.stands_in = options.device == STAND_IN
         name = "cpu" if self.stands_in else options.device
         try:
@@ -47,7 +50,7 @@ class TorchBackend(Backend):
             raise UsageError(f"no device {options.device!r} for the torch backend: {reason}") from None
         holds_bytes = self.stands_in or self.device.type != "cpu"
         self.cache_types = options.cache_types("F16" if holds_bytes else "F32", CACHE_TYPES)
-        self.store = make_store(self.device, self.stands_in, options.notify)
+        self.store = store or make_store(self.device, self.stands_in, options.notify)
         if options.n_threads:
             torch.set_num_threads(options.n_threads)
 
@@ -80,11 +83,16 @@ class TorchBackend(Backend):
 
 
 def make_store(device: torch.device, stands_in: bool, notify: Callable[[str], None]) -> WeightStore:
-    """How `device` holds weights: as floats on the CPU, as the file's bytes where it stands in for a GPU."""
+    """How `device` holds weights: as floats on the CPU, as the file's bytes on a GPU and what stands in for one.
+
+    Raises UsageError for a GPU without Triton, whose kernels read such bytes.
+    """
     if stands_in:
         return BytesStore(device)
     if device.type == "cpu":
         return FloatStore(device)
-    return HalfStore(
-        device, knows=lambda kind: kind.name in KERNEL_TYPES, kernels=lambda t, device: None, notify=notify
-    )
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError(f"{device} needs the package triton, whose kernels run there: pip install triton")
+    from powerinfer.backends.torch.triton_store import TritonStore
+
+    return TritonStore(device, notify)

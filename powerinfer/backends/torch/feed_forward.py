@@ -30,11 +30,13 @@ class TorchFeedForward:
         self.spec = spec
         self.neurons = None if neurons is None else torch.from_numpy(neurons).long().to(store.device)
         self.ffn_norm = TorchNorm(spec.ffn_norm, store)
-        self.ffn_gate = TorchLinear(spec.ffn_gate, store, neurons) if spec.ffn_gate else None
-        self.ffn_up = TorchLinear(spec.ffn_up, store, neurons)
-        self.ffn_down = TorchLinear(spec.ffn_down, store) if spec.ffn_down else None
         down_t = spec.ffn_down_t
-        self.ffn_down_t = store.weight(down_t.weight, neurons) if down_t else None
+        self._kernel = store.neurons(spec, neurons)  # holds gate, up and down_t, if there is one
+        plain = self._kernel is None
+        self.ffn_gate = TorchLinear(spec.ffn_gate, store, neurons) if spec.ffn_gate and plain else None
+        self.ffn_up = TorchLinear(spec.ffn_up, store, neurons) if plain else None
+        self.ffn_down = TorchLinear(spec.ffn_down, store) if spec.ffn_down else None
+        self.ffn_down_t = store.weight(down_t.weight, neurons) if down_t and plain else None
         self.ffn_down_t_bias = store.floats(down_t.bias) if down_t and down_t.bias else None
         self.post_ffw_norm = TorchNorm.optional(spec.post_ffw_norm, store)
         self.fc1 = store.weight(spec.predictor.fc1) if spec.predictor else None
@@ -47,6 +49,7 @@ class TorchFeedForward:
     def tensors(self) -> dict[str, int]:
         """Bytes by GGUF name, without the layer's prefix."""
         sizes = {**self.ffn_norm.tensors("ffn_norm"), **self.post_ffw_norm.tensors("post_ffw_norm")}
+        sizes.update(self._kernel.tensors() if self._kernel else {})
         for name, linear in (("ffn_gate", self.ffn_gate), ("ffn_up", self.ffn_up), ("ffn_down", self.ffn_down)):
             sizes.update(linear.tensors(name) if linear else {})
         plain = {"ffn_down_t.weight": self.ffn_down_t, "ffn_down_t.bias": self.ffn_down_t_bias}
@@ -85,9 +88,15 @@ class TorchFeedForward:
         n: normalised (n_tokens, n_embd). active: bool (n_tokens, n_ff) of all neurons, or None.
         """
         named = None
+        if active is None and self._kernel is not None:
+            active = n.new_ones(len(n), self.spec.n_ff, dtype=torch.bool)
         if active is not None:
             active = active if self.neurons is None else active[:, self.neurons]
+            if self._kernel is not None:
+                self._tokens += len(n)
+                return self._kernel(n, active, self._counts)
             named = active.any(dim=0).nonzero()[:, 0] if self._lists else None  # for at least one token
+        assert self.ffn_up is not None, "without a kernel the rows are here"
         if self.ffn_gate is None:
             h = self._activation(self.ffn_up(n, named))
         else:

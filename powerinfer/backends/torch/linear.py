@@ -36,6 +36,7 @@ class TorchNorm:
         self.weight = store.floats(spec.weight)
         self.bias = None if spec.bias is None else store.floats(spec.bias)
         self.kind, self.eps = spec.kind, spec.eps
+        self._kernel = store.norm_kernel(spec.kind)
 
     @classmethod
     def optional(cls, spec: Norm | None, store: WeightStore) -> TorchNorm | Nothing:
@@ -48,6 +49,8 @@ class TorchNorm:
         return sizes if self.bias is None else {**sizes, f"{name}.bias": self.bias.nbytes}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._kernel is not None and x.ndim == 2:
+            return self._kernel(x.contiguous(), self.weight, self.eps, self.bias)
         if self.kind is NormKind.LAYER:
             x = x - x.mean(-1, keepdim=True)
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight

@@ -7,14 +7,15 @@ it will take: what a memory plan counts and what is allocated are the same numbe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from powerinfer.backends.interface import IntArray
+from powerinfer.backends.interface import FeedForward, IntArray, NormKind
 from powerinfer.quantization import QuantTensor, QuantType
 
 ROWS_AT_ONCE = 1 << 20  # elements that are dequantized at a time, so that they stay in the cache
@@ -98,8 +99,27 @@ class BytesWeight(Weight):
         return self._values(self.data[index])
 
 
+NormKernel = Callable[[torch.Tensor, torch.Tensor, float, "torch.Tensor | None"], torch.Tensor]
+"""Of x (n_tokens, n), weight (n,), eps and bias (n,) or None."""
+
+
+class Neurons(Protocol):
+    """Rows of gate, up and down_t on a device, and a kernel over those of them that a mask names."""
+
+    def tensors(self) -> dict[str, int]:
+        """Bytes by GGUF name, without the layer's prefix."""
+        ...
+
+    def __call__(self, n: torch.Tensor, active: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The sum over neurons, float32 (n_tokens, n_embd), of n, normalised, and active, bool (n_tokens, n_rows).
+
+        counts, int64 (2,): pairs that were named and that fired are added. Waits for nothing.
+        """
+        ...
+
+
 class WeightStore(ABC):
-    """Where weights go. device: of all that is computed with them. allocated: bytes by tensor name or use."""
+    """Where weights go. device: of all that is computed with them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -115,6 +135,14 @@ class WeightStore(ABC):
     def nbytes(self, tensor: QuantTensor, n_rows: int | None = None) -> int:
         """What `weight` will take for a matrix, or so many of its rows."""
         return (tensor.shape[0] if n_rows is None else n_rows) * self.row_bytes(tensor.type, tensor.shape[-1])
+
+    def neurons(self, spec: FeedForward, rows: IntArray | None) -> Neurons | None:
+        """The rows of a feed-forward block's neurons, for a store that has kernels for sums over some of them."""
+        return None
+
+    def norm_kernel(self, kind: NormKind) -> NormKernel | None:
+        """One kernel for a norm, where there is one."""
+        return None
 
     def floats(self, tensor: QuantTensor, rows: IntArray | None = None) -> torch.Tensor:
         """A norm or a bias, or some of its elements: float32, one dimension."""
@@ -143,45 +171,8 @@ class BytesStore(WeightStore):
         return BytesWeight(chosen.type, chosen.shape, torch.from_numpy(np.array(chosen.data)))
 
 
-class HalfStore(WeightStore):
-    """Types that kernels know through `kernels`; others are dequantized to float16, which `notify` says once for each.
-
-    kernels: maker of a `Weight` from a tensor of a type it knows, None for others. knows: whether it does.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        knows: Callable[[QuantType], bool],
-        kernels: Callable[[QuantTensor, torch.device], Weight | None],
-        notify: Callable[[str], None],
-    ) -> None:
-        super().__init__(device)
-        self._knows, self._kernels, self._notify = knows, kernels, notify
-        self._converted: set[str] = set()
-
-    def row_bytes(self, kind: QuantType, n_in: int) -> int:
-        return kind.row_bytes(n_in) if self._knows(kind) else 2 * n_in
-
-    def weight(self, tensor: QuantTensor, rows: IntArray | None = None) -> Weight:
-        chosen = _chosen(tensor, rows)
-        made = self._kernels(chosen, self.device)
-        if made is not None:
-            return made
-        name = tensor.type.name
-        if name != "F16" and name not in self._converted:
-            self._converted.add(name)
-            self._notify(f"no GPU kernels for {name} weights: they are held as F16 on {self.device}")
-        return FloatWeight(torch.from_numpy(chosen.dequantize().astype(np.float16)).to(self.device))
-
-
 def _chosen(tensor: QuantTensor, rows: IntArray | None) -> QuantTensor:
     if rows is None:
         return tensor
     data: npt.NDArray[np.uint8] = tensor.data[rows]
     return QuantTensor(tensor.type, (len(rows), *tensor.shape[1:]), data)
-
-
-def total_bytes(weights: Iterable[Weight | torch.Tensor | None]) -> int:
-    """Bytes that they take together."""
-    return sum(w.nbytes for w in weights if w is not None)
