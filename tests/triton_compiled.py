@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from powerinfer.backends.torch.triton_kernels import activations, neuron_kernels, product_kernels
+from powerinfer.backends.torch.triton_kernels.products import PRECISION
 from powerinfer.backends.torch.triton_kernels.weights import FORMATS
 
 POINTERS = {
@@ -48,7 +49,7 @@ def main() -> None:
         "GATED": True, "GATE_BIASED": False, "UP_BIASED": False,
         "ACTIVATION": activations.relu, "UP_ACTIVATION": activations.identity,
     }  # fmt: skip
-    tile = {"UNITS": 2, "PRECISION": "tf32"}
+    tile = {"UNITS": 2, "PRECISION": PRECISION}
     compile_kernel(89, product_kernels.one_token_kernel, "Q6_K", 4, HAS_BIAS=True, UNITS=128, ROWS=4)
     compile_kernel(89, neuron_kernels.activate_one_kernel, "Q4_0", 4, **gated, UNITS=128, ROWS=2)
     compile_kernel(89, neuron_kernels.down_one_kernel, "Q4_0", 1, LISTED=True, UNITS=32, ROWS=8)

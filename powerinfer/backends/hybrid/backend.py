@@ -28,10 +28,10 @@ from powerinfer.backends.interface import (
 from powerinfer.backends.native import NativeBackend, _kernels
 from powerinfer.backends.native.backend import NativeFeedForward
 from powerinfer.backends.torch.attention import TorchAttention, TorchKVCache
-from powerinfer.backends.torch.backend import TorchBackend
+from powerinfer.backends.torch.backend import STAND_IN, TorchBackend
 from powerinfer.backends.torch.feed_forward import TorchFeedForward
 from powerinfer.backends.torch.linear import TorchHead
-from powerinfer.backends.torch.weights import WeightStore
+from powerinfer.backends.torch.weights import BytesStore, WeightStore
 
 
 class HybridHidden:
@@ -87,6 +87,8 @@ class HybridBackend(Backend):
         self.split = split
         self.cpu = NativeBackend(replace(options, device="cpu"))
         k, v = (kind.name for kind in self.cpu.cache_types)
+        if options.device == STAND_IN and store is None:
+            store = BytesStore(torch.device("cpu"), self.cpu.dequantize)
         self.gpu = TorchBackend(replace(options, cache_type_k=k, cache_type_v=v), store)
         self.cache_types = self.cpu.cache_types
         self._exchange = Exchange(self.gpu.device)

@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from powerinfer.backends.interface import FeedForward, IntArray, NormKind
+from powerinfer.backends.interface import FeedForward, FloatArray, IntArray, NormKind
 from powerinfer.quantization import QuantTensor, QuantType
 
+Dequantize = Callable[[QuantTensor], FloatArray]
 ROWS_AT_ONCE = 1 << 20  # elements that are dequantized at a time, so that they stay in the cache
 
 
@@ -79,8 +80,8 @@ class BytesWeight(Weight):
     This is how a GPU holds them; on the CPU it is slow, and there to take the GPU's part where there is none.
     """
 
-    def __init__(self, kind: QuantType, shape: tuple[int, ...], data: torch.Tensor) -> None:
-        self.kind, self.shape, self.data = kind, shape, data
+    def __init__(self, kind: QuantType, shape: tuple[int, ...], data: torch.Tensor, dequantize: Dequantize) -> None:
+        self.kind, self.shape, self.data, self._dequantize = kind, shape, data, dequantize
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +89,7 @@ class BytesWeight(Weight):
 
     def _values(self, data: torch.Tensor) -> torch.Tensor:
         tensor = QuantTensor(self.kind, (len(data), self.shape[-1]), data.numpy())
-        return torch.from_numpy(tensor.dequantize())
+        return torch.from_numpy(self._dequantize(tensor))
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         step = max(1, ROWS_AT_ONCE // self.shape[-1])
@@ -161,14 +162,18 @@ class FloatStore(WeightStore):
 
 
 class BytesStore(WeightStore):
-    """Everything as it is in the file, on the CPU in place of a GPU."""
+    """Everything as it is in the file, on the CPU in place of a GPU. dequantize: of a matrix, float32 of its shape."""
+
+    def __init__(self, device: torch.device, dequantize: Dequantize = QuantTensor.dequantize) -> None:
+        super().__init__(device)
+        self._dequantize = dequantize
 
     def row_bytes(self, kind: QuantType, n_in: int) -> int:
         return kind.row_bytes(n_in)
 
     def weight(self, tensor: QuantTensor, rows: IntArray | None = None) -> Weight:
         chosen = _chosen(tensor, rows)
-        return BytesWeight(chosen.type, chosen.shape, torch.from_numpy(np.array(chosen.data)))
+        return BytesWeight(chosen.type, chosen.shape, torch.from_numpy(np.array(chosen.data)), self._dequantize)
 
 
 def _chosen(tensor: QuantTensor, rows: IntArray | None) -> QuantTensor:

@@ -16,9 +16,9 @@ from powerinfer.backends.torch.triton_kernels.product_kernels import many_tokens
 from powerinfer.backends.torch.triton_kernels.tiles import sum_parts_kernel
 from powerinfer.backends.torch.triton_kernels.weights import DeviceWeight
 
-PRECISION = "tf32"
-"""Of `tl.dot`: both factors rounded to 11 bits with float32's range. float16 has the same bits, but activations of real
-models go beyond 65504; three passes (tf32x3) would make 16 tokens cost more arithmetic than memory on a 4090."""
+PRECISION = "tf32x3"
+"""Of `tl.dot`: three passes, which give float32's precision. One (tf32) would round both factors to 11 bits, and a
+prompt's logits would no longer be the CPU's; it would spare arithmetic, which 16 tokens and more are bound by."""
 
 ENOUGH_PROGRAMS = 256
 """Two programs a multiprocessor on an H200 (132) or 4090 (128): below that, long rows are split among programs."""
