@@ -53,14 +53,14 @@ class GpuIndex:
             return "it is of a model of another shape"
         if self.model is not None and self.model != wanted.model:
             return "it was made for another model"
-        if self.capacity > wanted.capacity:
-            return "its neurons need more memory than there is"
         if self.model is not None and self.budget != wanted.budget:
             return "it was made for another budget"
         if self.model is not None and self.n_ctx != wanted.n_ctx:
             return "it was made for another context size"
         if self.model is not None and self.version != wanted.version:
             return "it was made by another version"
+        if self.capacity > wanted.capacity:
+            return "its neurons need more memory than there is"
         return None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
 from powerinfer.backends.interface import Attention, Batch, DeviceMemoryError, Rope, RopeStyle
 from powerinfer.backends.torch.linear import TorchLinear, TorchNorm
@@ -94,21 +96,26 @@ class TorchAttention:
         keys[slots, :, positions] = k.to(keys.dtype)
         values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1).to(values.dtype)
         out = torch.empty_like(q)
-        for slot in sorted(set(batch.slots.tolist())):
-            mine = slots == slot
-            out[mine] = self._attend(q[mine], keys[slot], values[slot], positions[mine])
+        for slot in np.unique(batch.slots):
+            mine = torch.from_numpy(np.flatnonzero(batch.slots == slot)).to(x.device)
+            n_kv = (
+                int(batch.positions[batch.slots == slot].max()) + 1
+            )  # on the CPU: a device would have to be waited for
+            out[mine] = self._attend(q[mine], keys[slot, :, :n_kv], values[slot, :, :n_kv], positions[mine])
         residual += self.post_attention_norm(self.attn_output(out.reshape(n, -1)))
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """q (n, n_head, head_dim) of one sequence, k and v (n_head_kv, n_ctx, head_dim)."""
-        n_kv = int(positions.max()) + 1
-        group = self.spec.n_head // self.spec.n_head_kv
-        k = k[:, :n_kv].float().repeat_interleave(group, dim=0)
-        v = v[:, :n_kv].float().repeat_interleave(group, dim=0)
-        scores = torch.einsum("nhd,hkd->hnk", q, k) * self.spec.scale
-        distance = positions[:, None] - torch.arange(n_kv, device=q.device)
-        unseen = distance < 0
+        """q (n, n_head, head_dim) of one sequence, k and v (n_head_kv, n_kv, head_dim)."""
+        distance = positions[:, None] - torch.arange(k.shape[1], device=q.device)
+        seen = distance >= 0
         if self.spec.window:
-            unseen |= distance >= self.spec.window
-        weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
-        return torch.einsum("hnk,hkd->nhd", weights, v)
+            seen &= distance < self.spec.window
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k[None].float(),
+            v[None].float(),
+            attn_mask=seen,
+            scale=self.spec.scale,
+            enable_gqa=self.spec.n_head != self.spec.n_head_kv,
+        )
+        return out[0].transpose(0, 1)
