@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from powerinfer.engine.placement import LayerNeurons, Placement, Speeds, place
+from powerinfer.engine.placement import LayerNeurons, Objective, Placement, Speeds, place
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def test_no_placement_without_exchange_costs_is_faster(seed: int, share: float) 
     layers = random_layers(rng, 3, 12, (1000,))
     speeds = Speeds(float(rng.uniform(2e9, 2e10)), 1e9, 0.0)
     capacity = int(share * 36) * 1000
-    placement = place(layers, capacity, speeds, steady_share=0)
+    placement = place(layers, capacity, speeds, objective=Objective.TIME)
     assert nbytes(layers, placement) <= capacity
     have = seconds(layers, placement.hot, speeds)
     assert have == pytest.approx(placement.seconds, rel=1e-9)
@@ -107,7 +107,7 @@ def test_exchanges_are_worth_finishing_layers_for(seed: int, share: float) -> No
     layers = random_layers(rng, 4, 8, (1000,))
     speeds = Speeds(2e10, 1e9, float(rng.uniform(1e-7, 2e-6)))
     capacity = int(share * 32) * 1000
-    placement = place(layers, capacity, speeds, steady_share=0)
+    placement = place(layers, capacity, speeds, objective=Objective.TIME)
     assert nbytes(layers, placement) <= capacity
     have = seconds(layers, placement.hot, speeds)
     assert have <= least_seconds(layers, capacity, speeds) * (1 + 1e-6)
@@ -140,14 +140,16 @@ def test_the_papers_program_carries_no_more(seed: int, share: float) -> None:
     )
     assert program.success
     capacity = int(share * n_x) * 64 * 3 * 4096
-    free = place(layers, capacity, Speeds(1e15, 3e10, 0.0))  # never the slower side
+    free = place(layers, capacity, Speeds(1e12, 3e10, 2e-5))
     carried = sum(float(layer.frequencies[hot].sum()) for layer, hot in zip(layers, free.hot, strict=True))
     assert carried >= -program.fun * (1 - 1e-12)
-    speeds = Speeds(1e12, 3e10, 2e-5)  # with exchanges fewer may be carried, if that is faster
+    speeds = Speeds(1e12, 3e10, 2e-5)
     chosen = np.rint(program.x[:n_x]).astype(int).reshape(n_layers, groups).sum(1) * 64
     paper = tuple(layer.order[:k] for layer, k in zip(layers, chosen, strict=True))
-    assert place(layers, capacity, speeds, steady_share=0).seconds <= seconds(layers, paper, speeds) * (1 + 1e-9)
-    grouped = place(layers, capacity, speeds, step=64, at_least=[least * 64] * n_layers)
+    assert place(layers, capacity, speeds, objective=Objective.TIME).seconds <= seconds(layers, paper, speeds) * (
+        1 + 1e-9
+    )
+    grouped = place(layers, capacity, speeds, step=64, at_least=[least * 64] * n_layers, objective=Objective.TIME)
     for hot in grouped.hot:
         assert len(hot) % 64 == 0
         assert len(hot) == 0 or len(hot) >= least * 64
@@ -159,7 +161,7 @@ def test_more_room_is_never_slower(sync: float, gpu: float) -> None:
     layers = random_layers(np.random.default_rng(7), 6, 200, (1000, 1500))
     total = sum(layer.order.size * layer.gpu_bytes for layer in layers)
     speeds = Speeds(gpu, 3e10, sync)
-    times = [place(layers, total * part // 40, speeds, steady_share=0).seconds for part in range(40)]
+    times = [place(layers, total * part // 40, speeds, objective=Objective.TIME).seconds for part in range(40)]
     assert all(b <= a * (1 + 1e-9) for a, b in pairwise(times))
 
 
@@ -191,5 +193,6 @@ def test_large_models_are_placed_quickly() -> None:
     rng = np.random.default_rng(10)
     layers = random_layers(rng, 8, 28672, (3 * 8192 * 2,))
     started = time.process_time()
-    place(layers, 8 * 28672 * 3 * 8192, Speeds(1e12, 3e10))
+    for objective in Objective:
+        place(layers, 8 * 28672 * 3 * 8192, Speeds(1e12, 3e10), objective=objective)
     assert time.process_time() - started < 30  # 0.2 s; a quadratic algorithm takes minutes

@@ -36,6 +36,9 @@ VramBudget = Annotated[
 ResetGpuIndex = Annotated[
     bool, typer.Option("--reset-gpu-index", help="Place neurons anew, whatever the GPU index file says.")
 ]
+Placement = Annotated[
+    str, typer.Option("--placement", metavar="GOAL", help="Of neurons: most activations on the GPU, or least time.")
+]
 DisableGpuIndex = Annotated[bool, typer.Option("--disable-gpu-index", help="Put no neurons on the GPU.")]
 CacheTypeK = Annotated[
     str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help="KV cache's keys: f32, f16 or q8_0.")

@@ -43,6 +43,7 @@ def plan(
     cache_type_k: opt.CacheTypeK = "",
     cache_type_v: opt.CacheTypeV = "",
     dense: opt.Dense = False,
+    placement: opt.Placement = "activations",
     sweep: Annotated[bool, typer.Option("--sweep", help="Also plan for budgets from nothing to the whole.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
     plot: Annotated[
@@ -59,7 +60,7 @@ def plan(
         vram_budget,
         device,
         opt.all_cores(threads),
-        (ctx_size, batch_size, cache_type_k, cache_type_v, dense),
+        (ctx_size, batch_size, cache_type_k, cache_type_v, dense, placement),
         (gpu_bandwidth, cpu_bandwidth, sync_time),
     )
     chosen = planning.at(planning.budget)
@@ -92,14 +93,14 @@ class Planning:
         gib: float,
         device: str,
         n_threads: int,
-        shape: tuple[int, int, str, str, bool],
+        shape: tuple[int, int, str, str, bool, str],
         given: tuple[float | None, float | None, float | None],
     ) -> Planning:
         """Raises UsageError for settings that make no sense."""
         from powerinfer.backends.hybrid.gpu_types import GPU_CACHE_TYPES
         from powerinfer.backends.interface import BackendOptions, cache_row_bytes
         from powerinfer.cli.console import say
-        from powerinfer.engine.assemble import check_budget
+        from powerinfer.engine.assemble import check_budget, objective_named
         from powerinfer.engine.devices import budget_bytes, choose_device
         from powerinfer.engine.model import default_context, default_model_path
         from powerinfer.engine.offload import IndexOptions, Planner, device_model
@@ -108,7 +109,7 @@ class Planning:
         from powerinfer.models import ModelOptions, build_spec
 
         check_budget(gib)
-        n_ctx, n_batch, cache_k, cache_v, dense = shape
+        n_ctx, n_batch, cache_k, cache_v, dense, placement = shape
         if n_ctx < 0 or n_batch < 1:
             raise UsageError(f"-c is {n_ctx} and -b is {n_batch}: expected 0 and 1, or more")
         file = open_gguf(default_model_path() if model is None else model)
@@ -121,7 +122,16 @@ class Planning:
         budget = int(gib * GIB) if chosen == "cpu" else budget_bytes(gib, chosen, say)
         speeds = speeds_of(chosen, n_threads, given)
         shape_ = Shape(n_ctx or default_context(spec, position, say), n_batch, types)
-        planner = Planner(file, spec, shape_, device_model(chosen), speeds, budget, IndexOptions(), say)
+        planner = Planner(
+            file,
+            spec,
+            shape_,
+            device_model(chosen),
+            speeds,
+            budget,
+            IndexOptions(objective=objective_named(placement)),
+            say,
+        )
         return cls(spec, planner, budget)
 
     def at(self, budget: int) -> Plan:

@@ -12,6 +12,7 @@ from powerinfer.backends.interface import Batch, DeviceMemoryError, ModelSpec
 from powerinfer.engine.devices import STAND_IN, budget_bytes, choose_device
 from powerinfer.engine.machine import machine_speeds
 from powerinfer.engine.offload import ALL_FREE, IndexOptions, Planner, device_model
+from powerinfer.engine.placement import Objective
 from powerinfer.engine.plan import Plan, Shape
 from powerinfer.errors import UsageError
 from powerinfer.formats import GGUFFile
@@ -27,6 +28,15 @@ def check_budget(gib: float | None) -> None:
     """Raises UsageError for a budget that is no number of GiB, nor -1."""
     if gib is not None and (not math.isfinite(gib) or (gib < 0 and gib != -1)):
         raise UsageError(f"--vram-budget is {gib}: expected GiB of GPU memory, or -1 for all that is free")
+
+
+def objective_named(name: str) -> Objective:
+    """Raises UsageError for a name that is unknown."""
+    try:
+        return Objective(name)
+    except ValueError:
+        known = ", ".join(objective.value for objective in Objective)
+        raise UsageError(f"--placement is {name!r}: choose one of {known}") from None
 
 
 def choose_backend(

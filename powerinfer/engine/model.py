@@ -12,7 +12,7 @@ from pathlib import Path
 from powerinfer.backends import BackendOptions, create_backend
 from powerinfer.backends.hybrid.gpu_types import GPU_CACHE_TYPES
 from powerinfer.backends.interface import Activation, KVCache, ModelSpec, cache_row_bytes
-from powerinfer.engine.assemble import assemble, check_budget, choose_backend
+from powerinfer.engine.assemble import assemble, check_budget, choose_backend, objective_named
 from powerinfer.engine.generate import Chunk, GenerateOptions, TokenSequence, check_prompt, generate
 from powerinfer.engine.offload import IndexOptions
 from powerinfer.engine.plan import Plan, Shape
@@ -115,6 +115,7 @@ def load(
     vram_budget: float | None = None,
     reset_gpu_index: bool = False,
     disable_gpu_index: bool = False,
+    placement: str = "activations",
     cache_type_k: str = "",
     cache_type_v: str = "",
     dense: bool = False,
@@ -129,7 +130,8 @@ def load(
     backend: "native" (the CPU), "torch" (one device), "hybrid" (a GPU and the CPU) or "auto", which is native where
     there is no GPU. device: "auto", "cpu", "cuda:N", or "torch-cpu", which lets the CPU stand in for a GPU.
     vram_budget: GiB of the GPU, -1 (or None) for all that is free. reset_gpu_index, disable_gpu_index: as PowerInfer's
-    flags.
+    flags. placement: of neurons, so that the GPU carries the most "activations", or so that the predicted "time" is
+    least.
     n_ctx: positions of the KV cache, 0 for the model's own as far as memory allows.
     n_threads: for one token, n_threads_batch for prompts, 0 for all cores. cache_type_k, cache_type_v: of the KV cache,
     "f32", "f16" or "q8_0", "" for the backend's own ("native": f16). dense: run a sparse model without its
@@ -163,7 +165,7 @@ def load(
     plan = None
     if alone is None:
         shape = Shape(context, n_batch, cache_types)
-        index = IndexOptions(reset_gpu_index, disable_gpu_index)
+        index = IndexOptions(reset_gpu_index, disable_gpu_index, objective_named(placement))
         transformer, plan = assemble(file, spec, shape, options, -1.0 if vram_budget is None else vram_budget, index)
     else:
         transformer = Transformer(spec, alone, on_block=file.release_pages)

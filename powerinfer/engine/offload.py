@@ -11,7 +11,7 @@ from powerinfer.backends.hybrid.gpu_types import gpu_row_bytes
 from powerinfer.backends.interface import IntArray, ModelSpec
 from powerinfer.engine.activations import FALLBACK, Activations, read_activations
 from powerinfer.engine.devices import CONTEXT_BYTES, SLACK, STAND_IN
-from powerinfer.engine.placement import PLACEMENT_VERSION, Speeds
+from powerinfer.engine.placement import PLACEMENT_VERSION, Objective, Speeds
 from powerinfer.engine.plan import DeviceModel, Floats, Plan, Shape, make_plan
 from powerinfer.errors import PowerInferError
 from powerinfer.formats import GGUFFile
@@ -23,10 +23,13 @@ ALL_FREE = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """reset: do not use an index file that is there. disable: put no neurons on the device, use and keep no file."""
+    """reset: do not use an index file that is there. disable: put no neurons on the device, use and keep no file.
+    objective: of the placement.
+    """
 
     reset: bool = False
     disable: bool = False
+    objective: Objective = Objective.ACTIVATIONS
 
 
 def device_model(device: str) -> DeviceModel:
@@ -106,6 +109,7 @@ class Planner:
             self.speeds,
             hot=hot,
             no_neurons=self.index.disable,
+            objective=self.index.objective,
         )
 
     def _wanted(self, plan: Plan) -> GpuIndex:
@@ -116,7 +120,7 @@ class Planner:
             model=fingerprint(self.file),
             budget=self.asked,
             n_ctx=self.shape.n_ctx,
-            version=PLACEMENT_VERSION,
+            version=PLACEMENT_VERSION + list(Objective).index(self.index.objective),
         )
 
     def _find(self, wanted: GpuIndex) -> GpuIndex | None:

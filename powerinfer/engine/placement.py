@@ -9,12 +9,16 @@ Neurons of a layer are equal but for how often they fire, so the hottest go firs
 many of each layer. Until the GPU becomes the slower side, a layer's time falls by less with each neuron: taking the
 best gain a byte, over all layers, is optimal. Finishing a layer saves its exchange at once, which is no such gain: sets
 of layers to finish are tried, each with the best use of what it leaves.
+
+By default the most activations are carried, as PowerInfer has it: the time that is lost to exchanges is a few percent
+of a token's, and the CPU's part, which varies from token to token, is the least. `Objective.TIME` is the least sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import product
 
 import numpy as np
@@ -26,13 +30,16 @@ Ints = npt.NDArray[np.int32]
 PLACEMENT_VERSION = 1
 """Changes when the same input gives another placement: indices made by another version are made anew."""
 
-STEADY_SHARE = 0.01
-"""A placement that carries the most activations is taken where its predicted time is within this share of the best: the
-GPU's part of the time hardly varies from token to token, that of the CPU does, with the cold neurons that fire."""
-
 
 MAX_ATTEMPTS = 300
 """Sets of finished layers that are tried: 80 layers of 28,672 neurons take about a second."""
+
+
+class Objective(Enum):
+    """ACTIVATIONS: the GPU carries the most. TIME: the least predicted time."""
+
+    ACTIVATIONS = "activations"
+    TIME = "time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +127,12 @@ def place(
     *,
     step: int = 1,
     at_least: Sequence[int] | None = None,
-    steady_share: float = STEADY_SHARE,
+    objective: Objective = Objective.ACTIVATIONS,
 ) -> Placement:
-    """The placement of the least predicted time whose neurons take at most `capacity` bytes on the GPU.
+    """The best placement whose neurons take at most `capacity` bytes on the GPU.
 
     step: neurons are placed in groups of so many (the paper's: 64). at_least: of each layer, neurons below which none
-    are placed (the paper's communication constraint). steady_share: see STEADY_SHARE; 0 for the very best time.
+    are placed (the paper's communication constraint; only with Objective.TIME).
     Room that gains no time is still filled, hottest first, where that loses none; where all neurons fit, none is left.
     """
     if sum(layer.order.size * layer.gpu_bytes for layer in layers) <= capacity:
@@ -134,11 +141,10 @@ def place(
         return Placement(everything, seconds)
     limits = at_least or [0] * len(layers)
     tables = [_Layer(layer, speeds, step, low) for layer, low in zip(layers, limits, strict=True)]
-    best = _fill(tables, _best_steps(tables, capacity), capacity)
-    if not any(limits):
-        hottest = _hottest_steps(tables, capacity)
-        if _seconds(tables, hottest) <= _seconds(tables, best) * (1 + steady_share):
-            best = hottest
+    if objective is Objective.TIME:
+        best = _fill(tables, _best_steps(tables, capacity), capacity)
+    else:
+        best = _hottest_steps(tables, capacity)
     hot = [np.sort(layer.order[: t.counts[k]]) for layer, t, k in zip(layers, tables, best, strict=True)]
     return Placement(tuple(hot), _seconds(tables, best))
 

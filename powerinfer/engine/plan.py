@@ -13,7 +13,7 @@ import numpy as np
 
 from powerinfer.backends.hybrid.split import LayerSplit, Split
 from powerinfer.backends.interface import Attention, FeedForward, IntArray, Linear, ModelSpec, Norm
-from powerinfer.engine.placement import LayerNeurons, Speeds, place
+from powerinfer.engine.placement import LayerNeurons, Objective, Speeds, place
 from powerinfer.quantization import QuantType
 
 FLOAT = 4
@@ -132,6 +132,7 @@ def make_plan(
     *,
     hot: Sequence[IntArray] | None = None,
     no_neurons: bool = False,
+    objective: Objective = Objective.ACTIVATIONS,
 ) -> Plan:
     """The plan for `budget` bytes of the device.
 
@@ -151,7 +152,7 @@ def make_plan(
     if all(attention):
         head = room.take(sizes.head(spec))
     neuron_room = max(0, room.left)
-    chosen, seconds_of = _neurons(spec, sizes, feed_forward, room, frequencies, speeds, hot, no_neurons)
+    chosen, seconds_of = _neurons(spec, sizes, feed_forward, room, frequencies, speeds, hot, no_neurons, objective)
     for i, layer in enumerate(spec.layers):
         if feed_forward[i] and layer.feed_forward.ffn_down_t is None and not len(chosen[i]):
             for name in sizes.norms(layer.feed_forward):  # a block that cannot be split is here whole or not at all
@@ -262,6 +263,7 @@ def _neurons(
     speeds: Speeds,
     hot: Sequence[IntArray] | None,
     no_neurons: bool,
+    objective: Objective,
 ) -> tuple[list[IntArray], tuple[LayerPlan, ...]]:
     """Hot neurons of each layer, taken from the room, and what each feed-forward block will take."""
     blocks = [layer.feed_forward for layer in spec.layers]
@@ -274,7 +276,11 @@ def _neurons(
         LayerNeurons(_rates(blocks[i], frequencies[i]), _one_neuron(sizes, blocks[i]), _cpu_neuron_bytes(blocks[i]))
         for i in able
     ]
-    picked = [hot[i] for i in able] if hot is not None else list(place(layers, max(0, room.left), speeds).hot)
+    picked = (
+        [hot[i] for i in able]
+        if hot is not None
+        else list(place(layers, max(0, room.left), speeds, objective=objective).hot)
+    )
     for i, neurons in zip(able, picked, strict=True):
         if room.take(sizes.neurons(blocks[i], len(neurons))):
             chosen[i] = neurons
