@@ -20,6 +20,9 @@ void candidates(Candidate (&list)[3]) {
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     list[0] = {&kAvx512, avx512};
     list[1] = {&kAvx2, avx2};
+#elif defined(POWERINFER_NEON)
+    list[0] = {&kNeon, true};  // part of every AArch64 processor
+    list[1] = {nullptr, false};
 #else
     list[0] = list[1] = {nullptr, false};
 #endif

@@ -100,6 +100,9 @@ extern const Kernels kPortable;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
 #endif
+#ifdef POWERINFER_NEON
+extern const Kernels kNeon;
+#endif
 
 // The best that this processor runs, or the one named (nullptr if it is unknown or this processor cannot run it).
 const Kernels* best_kernels();

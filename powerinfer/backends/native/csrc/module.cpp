@@ -117,7 +117,7 @@ Runtime* make_runtime(const std::string& isa, int n_threads, int n_threads_batch
 
 std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
-    for (const char* name : {"portable", "avx2", "avx512"}) {
+    for (const char* name : {"portable", "neon", "avx2", "avx512"}) {
         if (find_kernels(name)) names.emplace_back(name);
     }
     return names;
