@@ -20,7 +20,7 @@ from powerinfer import load  # noqa: E402
 from powerinfer.backends import NAMES, create_backend  # noqa: E402
 from powerinfer.backends.interface import BackendOptions, Batch, Rope, RopeStyle  # noqa: E402
 from powerinfer.backends.native import _kernels  # noqa: E402
-from powerinfer.backends.torch.attention import rotate  # noqa: E402
+from powerinfer.backends.torch.attention import Placed, rotate  # noqa: E402
 from powerinfer.errors import FormatError, UnsupportedError, UsageError  # noqa: E402
 from powerinfer.models import ModelOptions, Transformer, build_spec  # noqa: E402
 
@@ -184,7 +184,9 @@ def test_part_of_a_head_turns(style: RopeStyle) -> None:
     rope = Rope(n_rot=6, style=style, freq_base=100.0, freq_scale=0.5, freq_factors=(1.0, 2.0, 4.0), magnitude=1.5)
     head = np.random.default_rng(0).standard_normal((4, 1, 10)).astype(np.float32)
     positions = np.array([0, 1, 7, 100])
-    turned = rotate(torch.from_numpy(head), torch.from_numpy(positions), rope).numpy()
+    nothing = np.zeros(4, np.int32)
+    placed = Placed.of(Batch(nothing, positions.astype(np.int32), nothing, nothing), torch.device("cpu"))
+    turned = rotate(torch.from_numpy(head), placed, rope).numpy()
     np.testing.assert_array_equal(turned[..., 6:], head[..., 6:])
     a, b = (slice(0, 3), slice(3, 6)) if style is RopeStyle.NEOX else (slice(0, 6, 2), slice(1, 6, 2))
     angles = positions[:, None, None] * 0.5 * np.array([1, 100 ** (-1 / 3) / 2, 100 ** (-2 / 3) / 4])

@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from powerinfer.backends.interface import Attention, Batch, DeviceMemoryError, Rope, RopeStyle
 from powerinfer.backends.torch.linear import TorchLinear, TorchNorm
 from powerinfer.backends.torch.weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the tokens of a batch belong, on the device: copied there once, not by each layer.
+
+    positions, slots: int64 (n_tokens,). sequences: of each slot, which tokens are its own (None for all of them) and
+    how many positions they see.
+    """
+
+    batch: Batch
+    positions: torch.Tensor
+    slots: torch.Tensor
+    sequences: list[tuple[int, torch.Tensor | None, int]]
+    turns: dict[Rope, tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> Placed:
+        def move(values: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device).long()
+
+        sequences: list[tuple[int, torch.Tensor | None, int]] = []
+        distinct = np.unique(batch.slots)
+        for slot in distinct:
+            mine = np.flatnonzero(batch.slots == slot)
+            n_kv = int(batch.positions[mine].max()) + 1
+            sequences.append((int(slot), None if len(distinct) == 1 else move(mine), n_kv))
+        return cls(batch, move(batch.positions), move(batch.slots), sequences, {})
+
+    def turn(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of each token's angles, times the magnitude: float32 (n_tokens, 1, n_rot / 2)."""
+        if rope not in self.turns:
+            angles = self.positions[:, None].double() * torch.from_numpy(rope.frequencies).to(self.positions.device)
+            cos, sin = (rope.magnitude * f(angles).float()[:, None] for f in (torch.cos, torch.sin))
+            self.turns[rope] = cos, sin
+        return self.turns[rope]
 
 
 class TorchKVCache:
@@ -28,7 +67,8 @@ class TorchKVCache:
         device: torch.device,
     ) -> None:
         """Raises UsageError where the device's memory does not hold it."""
-        self.n_ctx, self.n_slots = n_ctx, n_slots
+        self.n_ctx, self.n_slots, self.device = n_ctx, n_slots, device
+        self._placed: Placed | None = None
         try:
             self.k, self.v = (
                 [
@@ -49,13 +89,18 @@ class TorchKVCache:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.k, *self.v))
 
+    def placed(self, batch: Batch) -> Placed:
+        """Where a batch belongs; the same for all layers that it goes through."""
+        if self._placed is None or self._placed.batch is not batch:
+            self._placed = Placed.of(batch, self.device)
+        return self._placed
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, rope: Rope) -> torch.Tensor:
+
+def rotate(x: torch.Tensor, placed: Placed, rope: Rope) -> torch.Tensor:
     """x (n_tokens, n_heads, head_dim) with its first n_rot elements turned in pairs, by position."""
     if rope.style is RopeStyle.NONE:
         return x
-    angles = positions[:, None].double() * torch.from_numpy(rope.frequencies).to(x.device)
-    cos, sin = (rope.magnitude * f(angles).float()[:, None] for f in (torch.cos, torch.sin))
+    cos, sin = placed.turn(rope)
     turned, rest = x[..., : rope.n_rot], x[..., rope.n_rot :]
     if rope.style is RopeStyle.NEOX:
         a, b = turned.chunk(2, dim=-1)
@@ -87,21 +132,21 @@ class TorchAttention:
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: Batch, cache: TorchKVCache) -> None:
         spec, n = self.spec, len(x)
-        positions = torch.from_numpy(batch.positions).to(x.device).long()
-        slots = torch.from_numpy(batch.slots).to(x.device).long()
+        placed = cache.placed(batch)
+        positions, slots = placed.positions, placed.slots
         h = self.attn_norm(x)
-        q = rotate(self.attn_q_norm(self.attn_q(h).view(n, spec.n_head, -1)), positions, spec.rope)
+        q = rotate(self.attn_q_norm(self.attn_q(h).view(n, spec.n_head, -1)), placed, spec.rope)
         keys, values = cache.k[spec.layer], cache.v[spec.layer]
-        k = rotate(self.attn_k_norm(self.attn_k(h).view(n, spec.n_head_kv, -1)), positions, spec.rope)
+        k = rotate(self.attn_k_norm(self.attn_k(h).view(n, spec.n_head_kv, -1)), placed, spec.rope)
         keys[slots, :, positions] = k.to(keys.dtype)
         values[slots, :, positions] = self.attn_v(h).view(n, spec.n_head_kv, -1).to(values.dtype)
         out = torch.empty_like(q)
-        for slot in np.unique(batch.slots):
-            mine = torch.from_numpy(np.flatnonzero(batch.slots == slot)).to(x.device)
-            n_kv = (
-                int(batch.positions[batch.slots == slot].max()) + 1
-            )  # on the CPU: a device would have to be waited for
-            out[mine] = self._attend(q[mine], keys[slot, :, :n_kv], values[slot, :, :n_kv], positions[mine])
+        for slot, mine, n_kv in placed.sequences:
+            seen = keys[slot, :, :n_kv], values[slot, :, :n_kv]
+            if mine is None:
+                out = self._attend(q, *seen, positions)
+            else:
+                out[mine] = self._attend(q[mine], *seen, positions[mine])
         residual += self.post_attention_norm(self.attn_output(out.reshape(n, -1)))
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

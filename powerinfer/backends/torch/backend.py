@@ -45,6 +45,8 @@ class TorchBackend(Backend):
         try:
             self.device = torch.device(name)
             torch.empty(1, device=self.device)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # streams and events are those of the current one
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"no device {options.device!r} for the torch backend: {reason}") from None
