@@ -12,6 +12,7 @@ from powerinfer.cli.group import Command, Group
 from powerinfer.cli.inspect import inspect
 from powerinfer.cli.perplexity import perplexity
 from powerinfer.cli.plan import plan
+from powerinfer.cli.profile import profile
 from powerinfer.cli.quantize import quantize
 from powerinfer.cli.run import run
 from powerinfer.cli.tokenize import tokenize
@@ -43,5 +44,5 @@ def powerinfer(
         typer.echo(context.get_help())
 
 
-for command in (run, perplexity, quantize, plan, inspect, tokenize, bench):
+for command in (run, perplexity, quantize, profile, plan, inspect, tokenize, bench):
     app.command(cls=Command)(command)

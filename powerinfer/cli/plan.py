@@ -297,15 +297,9 @@ def sweep_json(plan: Plan) -> dict[str, Any]:
 
 def draw(path: Path, plan: Plan, swept: Sequence[Plan]) -> None:
     """Hot shares by layer, and predicted speed against budget. Raises UsageError without matplotlib."""
-    import io
+    from powerinfer.cli.pictures import new_figure, save_figure
 
-    from powerinfer.formats import OutputFile
-
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: install it with `pip install 'powerinfer[plot]'`") from None
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure()
     left, right = figure.subplots(1, 2)
     left.bar(range(len(plan.layers)), [100 * layer.hot / layer.n_ff for layer in plan.layers], label="neurons")
     left.plot([100 * layer.share for layer in plan.layers], "o-", color="C1", label="activations")
@@ -314,7 +308,4 @@ def draw(path: Path, plan: Plan, swept: Sequence[Plan]) -> None:
     right.plot([p.budget / GIB for p in swept], [1 / p.seconds for p in swept], "o-")
     right.axvline(plan.budget / GIB, color="C1", linestyle="--")
     right.set(xlabel="budget (GiB)", ylabel="predicted tokens a second", ylim=(0, None))
-    data = io.BytesIO()
-    figure.savefig(data, format=path.suffix[1:].lower(), dpi=120)
-    with OutputFile(str(path)) as file:
-        file.write(data.getvalue())
+    save_figure(figure, path)

@@ -97,6 +97,12 @@ class Attention:
 class FeedForward:
     def __init__(self, runtime: Runtime, norm: Norm, gate: Matrix | None, up: Matrix, down: Matrix, fc1: Matrix | None, fc2: Matrix | None, post_norm: Norm | None, activation: Activation, activation_threshold: float, up_activation: Activation, threshold: float) -> None: ...
 
+    def count_neurons(self) -> None:
+        """From now on, count for how many tokens each neuron fires."""
+
+    def neuron_counts(self) -> list[int]:
+        """Those counts, n_ff of them; none before they are asked for."""
+
     def add_neurons(self, normed: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], mask: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """
         out (n_tokens, n_embd) += what the neurons give that mask, uint8 (n_tokens, n_ff), names; without biases.

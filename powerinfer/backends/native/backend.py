@@ -221,6 +221,14 @@ class NativeFeedForward:
     def __call__(self, x: _kernels.Hidden, residual: _kernels.Hidden) -> None:
         self._forward(x, residual)
 
+    def count_neurons(self) -> None:
+        """From now on, count for how many tokens each neuron fires."""
+        self._block.count_neurons()
+
+    def neuron_counts(self) -> npt.NDArray[np.int64]:
+        """Those counts, int64 (n_ff,)."""
+        return np.array(self._block.neuron_counts(), np.int64)
+
     def add_neurons(self, normed: FloatArray, mask: npt.NDArray[np.uint8], out: FloatArray) -> None:
         """out (n_tokens, n_embd) += what the neurons give that mask (n_tokens, n_ff) names, without down's bias.
 

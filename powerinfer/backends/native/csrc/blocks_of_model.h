@@ -81,6 +81,9 @@ class FeedForwardBlock {
     // of down, no post_norm: a part of the whole.
     void add_neurons(const float* normed, const uint8_t* mask, int n_tokens, float* out);
 
+    // Of each neuron, for how many tokens it fired; counted unless it is empty. A neuron is one thread's at a time.
+    std::vector<int64_t> fired_of;
+
     int n_embd() const { return up_.n_cols; }
     int n_ff() const { return n_ff_; }
 
@@ -91,8 +94,8 @@ class FeedForwardBlock {
     void forward_dense(Hidden& x, float* out);
     void forward_neurons(Step step);
     void predict_hidden(Region& region, const Step& step) const;
-    void neurons_of_few(const Step& step, int first, int n, float* sums, Counts& counts) const;
-    void neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const;
+    void neurons_of_few(const Step& step, int first, int n, float* sums, Counts& counts);
+    void neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts);
     void add_down_of_batch(const Step& step, int first, int n, float* weights) const;
     void activate(Activation activation, float threshold, float* x, int n) const;
 

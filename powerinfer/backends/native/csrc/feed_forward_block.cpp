@@ -115,6 +115,8 @@ void FeedForwardBlock::forward_dense(Hidden& x, float* out) {
         for (int t = 0; t < n_tokens; t++) {
             float* h = scratch.wide.row(t) + first;
             for (int r = 0; r < n; r++) h[r] = gate_ ? g[t * n + r] * u[t * n + r] : u[t * n + r];
+            if (fired_of.empty()) continue;
+            for (int r = 0; r < n; r++) fired_of[first + r] += h[r] != 0.0f;
         }
     };
 
@@ -153,7 +155,7 @@ void FeedForwardBlock::predict_hidden(Region& region, const Step& step) const {
 // Neurons first..first + n of a few tokens: predictor, then gate of those that it names for any token, then up of those
 // whose gate is open, each as one pass over a list of rows; then down, token by token, while the rows are in the cache.
 // Their outputs are added to `sums`, n_tokens x n_embd.
-void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float* sums, Counts& counts) const {
+void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float* sums, Counts& counts) {
     const Scratch& scratch = runtime_.scratch;
     const int n_tokens = step.n_tokens;
     int list[kListGrain];
@@ -227,6 +229,7 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
             if (!is_used(t, r)) continue;
             rows[n_fired] = down_.row(list[r]);
             scales[n_fired++] = of_token[r];
+            if (!fired_of.empty()) fired_of[list[r]]++;
         }
         counts.fired += n_fired;
         const int n_embd = step.n_embd;
@@ -235,7 +238,7 @@ void FeedForwardBlock::neurons_of_few(const Step& step, int first, int n, float*
 }
 
 // Neurons first..first + n of many tokens, each for the tokens whose own mask names it; h of the others is 0.
-void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) const {
+void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, float* scores, Counts& counts) {
     const int n_tokens = step.n_tokens;
     const Activations normed = runtime_.scratch.normed.view();
     if (fc2_ && !step.mask) fc2_.multiply(first, n, runtime_.scratch.predictor_mid.view(), n_tokens, scores, n);
@@ -275,6 +278,7 @@ void FeedForwardBlock::neurons_of_batch(const Step& step, int first, int n, floa
         for (int k = 0; k < open; k++) {
             step.h[static_cast<size_t>(tokens[k]) * n_ff_ + i] = g[k];
             counts.fired += g[k] != 0.0f;
+            if (!fired_of.empty()) fired_of[i] += g[k] != 0.0f;
         }
     }
 }

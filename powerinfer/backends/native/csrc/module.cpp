@@ -320,6 +320,10 @@ NB_MODULE(_kernels, m) {
              "threshold"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
              nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(),
              nb::keep_alive<1, 9>())
+        .def("count_neurons", [](FeedForwardBlock& b) { b.fired_of.assign(b.n_ff(), 0); },
+             "From now on, count for how many tokens each neuron fires.")
+        .def("neuron_counts", [](const FeedForwardBlock& b) { return b.fired_of; },
+             "Those counts, n_ff of them; none before they are asked for.")
         .def("add_neurons",
              [](FeedForwardBlock& self, const Floats2& normed, const Bytes2& mask, FloatsInOut out) {
                  if (normed.shape(1) != static_cast<size_t>(self.n_embd()) || mask.shape(0) != normed.shape(0) ||
