@@ -258,7 +258,7 @@ template <class Q>
 inline void axpy_of_eight(const uint8_t* const (&rows)[8], const EightFactors& f, int first, int b, float* y) {
     I32 sums[4] = {zero_i32(), zero_i32(), zero_i32(), zero_i32()};
     for (int p = 0; p < 4; p++) {
-        const Words factor = broadcast_pair(reinterpret_cast<const int16_t*>(&f.pairs[p][b]));
+        const Words factor = broadcast_pair(&f.pairs[p][b]);
         const Halves a = Q::unpack(rows[2 * p], first + b), c = Q::unpack(rows[2 * p + 1], first + b);
         sums[0] = dot(interleave_low(a.low, c.low), factor, sums[0]);
         sums[1] = dot(interleave_high(a.low, c.low), factor, sums[1]);

@@ -148,12 +148,13 @@ inline Words widen_i8(const int8_t* p) {
     const int16x8_t pairs = vreinterpretq_s16_s8(vld1q_s8(p));
     return {vreinterpretq_u16_s16(vshrq_n_s16(vshlq_n_s16(pairs, 8), 8)), vreinterpretq_u16_s16(vshrq_n_s16(pairs, 8))};
 }
-// The same two words in each of eight pairs. Read as one number, of which multiplications can take a lane.
-inline Words broadcast_pair(const int16_t* p) {
+// The same two words in each of eight pairs. Multiplications take them from a lane of one register; GCC sees that for
+// lanes 2 and 3, but copies lane 0 to a register of its own first.
+inline Words broadcast_pair(const void* p) {
     uint32_t pair;
     std::memcpy(&pair, p, 4);
     const uint16x4_t words = vreinterpret_u16_u32(vdup_n_u32(pair));
-    return {vdupq_lane_u16(words, 0), vdupq_lane_u16(words, 1)};
+    return {vdupq_lane_u16(words, 2), vdupq_lane_u16(words, 3)};
 }
 // Adds 16 to word i where bit i is set.
 inline Words add_fifth_bits(Words a, uint16_t bits) {
@@ -165,8 +166,8 @@ inline Words add_fifth_bits(Words a, uint16_t bits) {
 // Words of a and b in turn, of half of their columns each, in an order that only `in_order` knows.
 inline Words interleave_low(Words a, Words b) { return {a.even, b.even}; }
 inline Words interleave_high(Words a, Words b) { return {a.odd, b.odd}; }
-// Sums over interleaved words, low and high, become those of columns 0..7 and 8..15: they are of the even columns and of
-// the odd ones.
+// Sums over interleaved words, low and high, become those of columns 0..7 and 8..15: they are of the even columns and
+// of the odd ones.
 inline void in_order(I32& low, I32& high) {
     const I32 first = {vzip1q_s32(low.low, high.low), vzip2q_s32(low.low, high.low)};
     high = {vzip1q_s32(low.high, high.high), vzip2q_s32(low.high, high.high)};

@@ -172,7 +172,11 @@ inline Words load_words(const void* p) {
 inline Words widen_u8(const uint8_t* p) { return map_words([=](int i) { return p[i]; }); }
 inline Words widen_i8(const int8_t* p) { return map_words([=](int i) { return p[i]; }); }
 // The same two words in each of eight pairs.
-inline Words broadcast_pair(const int16_t* p) { return map_words([=](int i) { return p[i & 1]; }); }
+inline Words broadcast_pair(const void* p) {
+    int16_t pair[2];
+    std::memcpy(pair, p, 4);
+    return map_words([=](int i) { return pair[i & 1]; });
+}
 inline Words bit_and(const Words& a, int mask) { return map_words([&](int i) { return a.v[i] & mask; }); }
 inline Words bit_or(const Words& a, const Words& b) { return map_words([&](int i) { return a.v[i] | b.v[i]; }); }
 inline Words shift_right(const Words& a, int n) {  // fills with zeros

@@ -107,7 +107,7 @@ inline Words widen_i8(const int8_t* p) {
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 // The same two words in each of eight pairs.
-inline Words broadcast_pair(const int16_t* p) {
+inline Words broadcast_pair(const void* p) {
     int pair;
     std::memcpy(&pair, p, 4);
     return {_mm256_set1_epi32(pair)};
