@@ -17,12 +17,12 @@ TESTS = Path(__file__).parent
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        cwd=TESTS.parent,
+        cwd=TESTS,  # Python looks for packages where it is started, and a checkout has none that are compiled
         env=os.environ | {"PYTHONPATH": path} | environment,
         timeout=600,
     )
@@ -30,14 +30,14 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_results_in_the_interpreter() -> None:
     """In a process of its own, as the interpreter is chosen when Triton is imported."""
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/triton_interpreted.py", TRITON_INTERPRET="1")
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "triton_interpreted.py", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
 
 def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
     """With loads of 16 bytes, without spilling registers, within the shared memory of a 4090 (99 KB)."""
-    done = run("tests/triton_compiled.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    done = run("triton_compiled.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 5
