@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Recipe, family
-from powerinfer.convert.gated import ROTARY_BUFFERS, add_ffn_norms, gated_layout
+from powerinfer.convert.gated import add_ffn_norms, gated_layout
+from powerinfer.convert.layout import ROTARY_BUFFERS
 from powerinfer.convert.rope import add_rope
 
 
@@ -13,6 +14,4 @@ def bamboo(config: Config) -> Recipe:
     layout = gated_layout(config, "bamboo", interleaved=True)
     add_ffn_norms(layout)
     add_rope(layout)
-    return layout.recipe(
-        activation="relu", default_activation="relu", takes_predictors=True, ignored=ROTARY_BUFFERS
-    )
+    return layout.recipe(activation="relu", default_activation="relu", takes_predictors=True, ignored=ROTARY_BUFFERS)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Recipe, family, read_activation
-from powerinfer.convert.layout import Layout, grouped_rows
+from powerinfer.convert.layout import ROTARY_BUFFERS, Layout, grouped_rows
 from powerinfer.convert.rope import add_rope
 
 
-@family("FalconForCausalLM", "RWForCausalLM")
+@family("FalconForCausalLM")
 def falcon(config: Config) -> Recipe:
     config.refuse("alibi", False)
     config.refuse("parallel_attn", True)
@@ -46,7 +46,7 @@ def falcon(config: Config) -> Recipe:
         activation=read_activation(config, "activation", "hidden_act", default="gelu"),
         default_activation="gelu_erf",
         takes_predictors=True,
-        ignored=(".rotary_emb.inv_freq", ".rotary.inv_freq"),
+        ignored=ROTARY_BUFFERS,
     )
 
 

@@ -52,7 +52,7 @@ class TensorPlan:
 class Recipe:
     """metadata: all keys but the tokenizer's. constants: tensors that settings give, not the checkpoint.
 
-    ignored: names of a checkpoint, or their last parts from a dot on, that hold nothing of the model's own.
+    ignored: names in a checkpoint, or the last parts of names, of what the model does not need.
     activation, default_activation: of the model, and what an engine takes for an ordinary file that says nothing.
     takes_predictors: whether PowerInfer has this architecture. rename: spellings of older checkpoints to today's.
     """

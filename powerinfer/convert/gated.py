@@ -5,8 +5,6 @@ from __future__ import annotations
 from powerinfer.convert.config import Config
 from powerinfer.convert.layout import Layout, interleaved_rows
 
-ROTARY_BUFFERS = (".rotary_emb.inv_freq",)
-
 
 def gated_layout(
     config: Config,

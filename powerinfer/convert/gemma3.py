@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Recipe, family, read_activation
-from powerinfer.convert.gated import ROTARY_BUFFERS, add_head_norms, gated_layout
-from powerinfer.convert.layout import Layout
+from powerinfer.convert.gated import add_head_norms, gated_layout
+from powerinfer.convert.layout import ROTARY_BUFFERS, Layout
 from powerinfer.convert.rope import KINDS_OF_LAYERS, add_rope, rope_settings
 from powerinfer.errors import UnsupportedError
 
@@ -13,6 +13,7 @@ GLOBAL_EVERY = 6
 LAYERS_OF_27B = 62
 """The one size whose scores are scaled by n_embd / n_head, not by the head's own width."""
 LOCAL_FREQ_BASE = 10000.0
+OLDER_LOCAL_BASE = "rope_local_base_freq"
 
 
 @family("Gemma3ForCausalLM")
@@ -53,10 +54,9 @@ def _add_windows(layout: Layout) -> None:
     if config.get("sliding_window") is None:
         return
     layout.key("attention.sliding_window", config.integer("sliding_window", high=1 << 31))
-    local = rope_settings(config, KINDS_OF_LAYERS[1]) if config.get("rope_parameters") is not None else config
-    base = config.number("rope_local_base_freq", default=local.number("rope_theta", default=LOCAL_FREQ_BASE))
-    if config.get("rope_local_base_freq") is None and local is config:
-        base = LOCAL_FREQ_BASE
+    newer = config.get("rope_parameters") is not None
+    settings, name = (rope_settings(config, KINDS_OF_LAYERS[1]), "rope_theta") if newer else (config, OLDER_LOCAL_BASE)
+    base = settings.number(name, default=LOCAL_FREQ_BASE)
     if base != LOCAL_FREQ_BASE:
         layout.key("rope.freq_base_swa", base)
     every = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=GLOBAL_EVERY)

@@ -11,6 +11,8 @@ from powerinfer.convert.family import Floats, Ints, Recipe, TensorPlan
 from powerinfer.errors import FormatError
 
 MAX_LAYERS = 4096
+ROTARY_BUFFERS = ("rotary_emb.inv_freq", "rotary.inv_freq")
+"""Frequencies that older versions of transformers saved."""
 
 
 class Layout:
@@ -29,6 +31,7 @@ class Layout:
         self.tensors: list[TensorPlan] = []
         self.constants: dict[str, Floats] = {}
         self.metadata: dict[str, Any] = {}
+        self._unused: list[str] = []
 
     def set_heads_kv(self, n: int) -> None:
         if self.n_head % n:
@@ -70,10 +73,12 @@ class Layout:
 
     def head(self, source: str, *, tied: bool) -> None:
         """The output matrix, where the embedding does not do its work (`tie_word_embeddings`; tied: the default)."""
-        if not self.config.flag("tie_word_embeddings", tied):
+        if self.config.flag("tie_word_embeddings", tied):
+            self._unused.append(f"{source}.weight")
+        else:
             self.linear("output", source, self.n_vocab, self.n_embd)
 
-    def recipe(self, **rest: Any) -> Recipe:
+    def recipe(self, ignored: tuple[str, ...] = (), **rest: Any) -> Recipe:
         """rest: the other fields."""
         return Recipe(
             architecture=self.architecture,
@@ -84,6 +89,7 @@ class Layout:
             n_embd=self.n_embd,
             n_ff=self.n_ff,
             n_layers=self.n_layers,
+            ignored=(*ignored, *self._unused),
             **rest,
         )
 

@@ -10,7 +10,8 @@ import math
 
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Recipe, family, read_activation
-from powerinfer.convert.gated import ROTARY_BUFFERS, add_ffn_norms, gated_layout
+from powerinfer.convert.gated import add_ffn_norms, gated_layout
+from powerinfer.convert.layout import ROTARY_BUFFERS
 from powerinfer.convert.rope import add_rope
 
 FATRELU_THRESHOLD = 0.01  # ProSparse's, where the settings do not say

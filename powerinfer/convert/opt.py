@@ -37,5 +37,6 @@ def opt(config: Config) -> Recipe:
         activation=read_activation(config, "activation_function", default="relu"),
         default_activation="relu",
         takes_predictors=True,
+        ignored=("decoder.version",),
         rename=lambda name: f"model.{name}" if name.startswith("decoder.") else name,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Recipe, family, read_activation
-from powerinfer.convert.gated import ROTARY_BUFFERS, add_ffn_norms, add_head_norms, gated_layout
+from powerinfer.convert.gated import add_ffn_norms, add_head_norms, gated_layout
+from powerinfer.convert.layout import ROTARY_BUFFERS
 from powerinfer.convert.qwen2 import refuse_windows
 from powerinfer.convert.rope import add_rope
 
