@@ -148,9 +148,7 @@ def train_sentencepiece(**settings: Any) -> bytes:
         "minloglevel": 3,
     }
     writer = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES * 3), model_writer=writer, **usual | settings
-    )
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES * 3), model_writer=writer, **usual | settings)
     return writer.getvalue()
 
 
@@ -181,3 +179,22 @@ def edit_json(path: Path, **changes: Any) -> None:
     """Sets keys of an object; None takes one away."""
     contents = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in contents.items() if value is not None}))
+
+
+def sentencepiece_like_pipeline(proto: bytes) -> Any:
+    """The same BPE as Hugging Face's tokenizers have it: each union of two pieces is a merge, the best scores first."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(proto)
+    pieces = [processor.IdToPiece(i) for i in range(processor.GetPieceSize())]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    merges = [
+        (piece[:at], piece[at:])
+        for piece in sorted(pieces, key=lambda piece: -processor.GetScore(ids[piece]))
+        for at in range(1, len(piece))
+        if piece[:at] in ids and piece[at:] in ids
+    ]
+    pipeline = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    pipeline.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    pipeline.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ids["<s>"])])
+    pipeline.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small take longer on several threads, which wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def convert(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["convert", *map(str, arguments)])
 
@@ -145,12 +155,14 @@ def test_sharded_bin_files_of_an_older_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("safe", [True, False])
 def test_source_types(dtype: torch.dtype, safe: bool, tmp_path: Path) -> None:
     model = random_model(transformers.LlamaConfig(**DECODER)).to(dtype)
-    path = converted(save_folder(tmp_path / "hf", model, safe_serialization=safe))
-    check_logits(model.float(), path)
+    folder = save_folder(tmp_path / "hf", model, safe_serialization=safe)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    check_logits(loaded.float().eval(), converted(folder))
 
 
 @pytest.mark.parametrize(
-    ("outtype", "file_type", "expected"), [("f16", 1, "F16"), ("bf16", 32, "BF16"), ("Q8_0", 7, "Q8_0"), ("f32", 0, "F32")]
+    ("outtype", "file_type", "expected"),
+    [("f16", 1, "F16"), ("bf16", 32, "BF16"), ("Q8_0", 7, "Q8_0"), ("f32", 0, "F32")],
 )
 def test_outtypes(outtype: str, file_type: int, expected: str, tmp_path: Path) -> None:
     result = convert(llama_folder(tmp_path / "hf"), "-o", tmp_path / "out.gguf", "--outtype", outtype)

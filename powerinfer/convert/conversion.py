@@ -98,13 +98,15 @@ def convert_folder(
     OutputFile(str(path))  # a target that cannot be, before the work
     config = read_config(folder)
     recipe = build_recipe(config)
-    tokenizer = tokenizer_metadata(folder, config, recipe.n_vocab, notify)
+    predictors = read_predictors(options.predictors, recipe) if options.predictors is not None else None
     checkpoint = open_checkpoint(folder).renamed(recipe.rename)
     _check_tensors(recipe, checkpoint)
-    predictors = read_predictors(options.predictors, recipe) if options.predictors is not None else None
+    tokenizer = tokenizer_metadata(folder, config, recipe.n_vocab, notify)
     jobs = _jobs(recipe, checkpoint, predictors, options.outtype)
     metadata = _metadata(folder, recipe, predictors, options.outtype) | tokenizer
     real = Path(os.path.realpath(path))
+    if real.suffix != ".gguf" and real.parent == folder.resolve() and real.exists():
+        raise UsageError(f"{path} is a file of the model itself: choose another output")
     staged = real.with_name(f".powerinfer-{secrets.token_hex(6)}.tmp.gguf")
     try:
         with GGUFWriter(staged, powerinfer=predictors is not None) as writer:
@@ -214,12 +216,13 @@ def converted(tensor: SourceTensor, plan: TensorPlan, kind: QuantType) -> Iterat
     Raises FormatError for numbers that are not finite or too large for the type.
     """
     data = tensor.data.T if plan.transposed else tensor.data
+    rows = None if plan.rows is None else plan.rows()
     if data.ndim == 1:
-        yield _rows(tensor, (data if plan.rows is None else data[plan.rows])[None], plan, kind)
+        yield _rows(tensor, (data if rows is None else data[rows])[None], plan, kind)
         return
     run = max(1, PIECE // data.shape[1])
     for start in range(0, len(data), run):
-        piece = data[start : start + run] if plan.rows is None else data[plan.rows[start : start + run]]
+        piece = data[start : start + run] if rows is None else data[rows[start : start + run]]
         yield _rows(tensor, piece, plan, kind)
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Recipe, family, read_activation
 from powerinfer.convert.layout import ROTARY_BUFFERS, Layout, grouped_rows
@@ -23,7 +25,7 @@ def falcon(config: Config) -> Recipe:
     n_ctx = config.integer("max_position_embeddings", default=2048)
     layout.common_keys("attention.layer_norm_epsilon", epsilon, n_ctx)
     n_qkv = (layout.n_head + 2 * layout.n_head_kv) * layout.head_dim
-    rows = grouped_rows(layout.n_head, layout.n_head_kv, layout.head_dim)
+    rows = partial(grouped_rows, layout.n_head, layout.n_head_kv, layout.head_dim)
     n_norms = config.integer("num_ln_in_parallel_attn", default=2, high=2) if newer else 1
     layout.add("token_embd.weight", "transformer.word_embeddings.weight", layout.n_vocab, layout.n_embd)
     for i in range(layout.n_layers):

@@ -13,6 +13,8 @@ from powerinfer.convert.config import Config
 from powerinfer.errors import FormatError, UnsupportedError, shown
 
 Ints: TypeAlias = npt.NDArray[np.intp]
+Rows: TypeAlias = Callable[[], Ints]
+"""Made when they are used, since only then is it certain that sizes in the settings are those of the weights."""
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 ACTIVATIONS = {
@@ -32,14 +34,14 @@ ACTIVATIONS = {
 class TensorPlan:
     """One tensor of the output.
 
-    source: its name in the checkpoint; shape: there. rows: which of its rows comes where, None for all in order.
+    source: its name in the checkpoint; shape: there. rows: gives which of its rows comes where, None for all in order.
     shift: added to every element. transposed: columns become rows.
     """
 
     name: str
     source: str
     shape: tuple[int, ...]
-    rows: Ints | None = None
+    rows: Rows | None = None
     shift: float = 0.0
     transposed: bool = False
 

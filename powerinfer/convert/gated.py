@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from powerinfer.convert.config import Config
 from powerinfer.convert.layout import Layout, interleaved_rows
 
@@ -27,8 +29,8 @@ def gated_layout(
     epsilon = config.number("rms_norm_eps", default=1e-6)
     layout.common_keys("attention.layer_norm_rms_epsilon", epsilon, config.integer("max_position_embeddings"))
     n_q, n_kv = layout.n_head * layout.head_dim, layout.n_head_kv * layout.head_dim
-    q_rows = interleaved_rows(layout.n_head, layout.head_dim) if interleaved else None
-    k_rows = interleaved_rows(layout.n_head_kv, layout.head_dim) if interleaved else None
+    q_rows = partial(interleaved_rows, layout.n_head, layout.head_dim) if interleaved else None
+    k_rows = partial(interleaved_rows, layout.n_head_kv, layout.head_dim) if interleaved else None
     layout.add("token_embd.weight", "model.embed_tokens.weight", layout.n_vocab, layout.n_embd)
     for i in range(layout.n_layers):
         to, at = f"blk.{i}", f"model.layers.{i}"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from powerinfer.convert.config import Config
-from powerinfer.convert.family import Floats, Ints, Recipe, TensorPlan
+from powerinfer.convert.family import Floats, Ints, Recipe, Rows, TensorPlan
 from powerinfer.errors import FormatError
 
 MAX_LAYERS = 4096
@@ -55,11 +55,11 @@ class Layout:
             self.key("attention.key_length", self.head_dim)
             self.key("attention.value_length", self.head_dim)
 
-    def add(self, name: str, source: str, *shape: int, rows: Ints | None = None, shift: float = 0.0) -> None:
+    def add(self, name: str, source: str, *shape: int, rows: Rows | None = None, shift: float = 0.0) -> None:
         self.tensors.append(TensorPlan(name, source, shape, rows, shift))
 
     def linear(
-        self, name: str, source: str, n_out: int, n_in: int, *, bias: bool = False, rows: Ints | None = None
+        self, name: str, source: str, n_out: int, n_in: int, *, bias: bool = False, rows: Rows | None = None
     ) -> None:
         self.add(f"{name}.weight", f"{source}.weight", n_out, n_in, rows=rows)
         if bias:
@@ -94,9 +94,16 @@ class Layout:
         )
 
 
+def half_of_head(head_dim: int) -> int:
+    """Pairs of a head that are turned together. FormatError where its elements do not make up pairs."""
+    if head_dim % 2:
+        raise FormatError(f"config.json: a head has {head_dim} elements: rotary positions need an even number")
+    return head_dim // 2
+
+
 def interleaved_rows(n_head: int, head_dim: int) -> Ints:
     """Checkpoints turn elements i and i + head_dim/2 of a head together; these rows make them neighbours."""
-    halves = np.arange(n_head * head_dim).reshape(n_head, 2, head_dim // 2)
+    halves = np.arange(n_head * head_dim).reshape(n_head, 2, half_of_head(head_dim))
     return halves.swapaxes(1, 2).reshape(-1)
 
 

@@ -35,7 +35,7 @@ def recognise(contents: dict[str, Any], ignore_merges: bool, where: str) -> str:
     names = _KNOWN.get(tuple(steps)) if steps is not None else None
     if names is None:
         raise UnsupportedError(
-            f"{where}: no name is known for the pre_tokenizer {shown(json.dumps(definition), 200)}: "
+            f"{where}: no name is known for the pre_tokenizer {json.dumps(definition)[:200]}: "
             f"known are those of {', '.join(sorted({name for pair in _KNOWN.values() for name in pair}))}"
         )
     return names[ignore_merges]

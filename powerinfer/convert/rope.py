@@ -8,7 +8,7 @@ import numpy as np
 
 from powerinfer.convert.config import Config
 from powerinfer.convert.family import Floats
-from powerinfer.convert.layout import Layout
+from powerinfer.convert.layout import Layout, half_of_head
 from powerinfer.errors import FormatError, UnsupportedError, shown
 
 KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
@@ -32,8 +32,7 @@ def add_rope(layout: Layout, *, factors: bool = False) -> None:
     config, settings = layout.config, rope_settings(layout.config)
     for where in (config, settings):
         where.refuse("partial_rotary_factor", 1, 1.0)
-    if layout.head_dim % 2:
-        raise FormatError(f"config.json: a head has {layout.head_dim} elements: rotary positions need an even number")
+    half_of_head(layout.head_dim)
     base = settings.number("rope_theta", default=10000.0)
     layout.key("rope.dimension_count", layout.head_dim)
     layout.key("rope.freq_base", base)
