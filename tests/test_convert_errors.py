@@ -81,7 +81,7 @@ def test_folders_that_are_none(folder: Path, tmp_path: Path) -> None:
 def test_a_target_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it is a directory"):
         convert_folder(folder, tmp_path)
-    with pytest.raises(UsageError, match="cannot write .*: No such file"):
+    with pytest.raises(UsageError, match=r"cannot write .*missing/model\.gguf: No such file"):
         convert_folder(folder, tmp_path / "missing" / "model.gguf")
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(UsageError, match="is a file of the model itself: choose another output"):
@@ -191,7 +191,8 @@ def test_any_flip_in_a_header_is_an_error_or_a_file(tmp_path: Path) -> None:
     raw = struct.pack("<Q", len(header)) + header + bytes(range(16))
     rng = np.random.default_rng(0)
     path = tmp_path / "a.safetensors"
-    for _ in range(300):
+    messages = []
+    for _ in range(200):
         damaged = bytearray(raw)
         damaged[rng.integers(len(raw) - 16)] = rng.integers(256)
         path.write_bytes(damaged)
@@ -200,7 +201,9 @@ def test_any_flip_in_a_header_is_an_error_or_a_file(tmp_path: Path) -> None:
             for name, shape in file.shapes.items():
                 assert file.tensor(name).data.shape == shape
         except PowerInferError as error:
-            assert "\n" not in str(error)
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert not [message for message in messages if "\n" in message]
 
 
 def test_shards(sharded: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,19 +102,11 @@ def convert_folder(
     tokenizer = tokenizer_metadata(folder, config, recipe.n_vocab, notify)
     jobs = _jobs(recipe, checkpoint, predictors, options.outtype)
     metadata = _metadata(folder, recipe, predictors, options.outtype) | tokenizer
-    real = Path(os.path.realpath(path))
-    if real.suffix != ".gguf" and real.parent == folder.resolve() and real.exists():
+    if path.suffix != ".gguf" and path.exists() and path.resolve().parent == folder.resolve():
         raise UsageError(f"{path} is a file of the model itself: choose another output")
-    staged = real.with_name(f".powerinfer-{secrets.token_hex(6)}.tmp.gguf")
-    try:
-        with GGUFWriter(staged, powerinfer=predictors is not None) as writer:
-            _write(writer, metadata, recipe, jobs, on_step)
-            nbytes = writer.nbytes
-        check(staged)
-        os.replace(staged, real)
-    finally:
-        with contextlib.suppress(OSError):
-            staged.unlink(missing_ok=True)
+    with GGUFWriter(path, powerinfer=predictors is not None, check=lambda name: check(Path(name))) as writer:
+        _write(writer, metadata, recipe, jobs, on_step)
+        nbytes = writer.nbytes
     return ConvertSummary(path, recipe.architecture, len(jobs), nbytes, time.perf_counter() - started)
 
 
