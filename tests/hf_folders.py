@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import sentencepiece
 import tokenizers
 import torch
@@ -78,6 +79,19 @@ def save_folder(folder: Path, model: Any, **settings: Any) -> Path:
 
 def llama_folder(folder: Path, **settings: Any) -> Path:
     return save_folder(folder, llama_folder_model(), **settings)
+
+
+def save_bin(folder: Path, n_shards: int, zipped: bool = True) -> None:
+    """Puts PyTorch's files in place of safetensors. zipped: as torch has written them since 1.6."""
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = [f"pytorch_model-{i + 1}.bin" for i in range(n_shards)] if n_shards > 1 else ["pytorch_model.bin"]
+    weight_map = {key: names[i % n_shards] for i, key in enumerate(state)}
+    for name in names:
+        part = {key: value for key, value in state.items() if weight_map[key] == name}
+        torch.save(part, folder / name, _use_new_zipfile_serialization=zipped)
+    if n_shards > 1:
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def bpe_pipeline(pre: str = "gpt-2") -> Any:

@@ -22,6 +22,7 @@ from hf_folders import (  # noqa: E402
     edit_json,
     llama_folder,
     llama_folder_model,
+    save_bin,
     save_folder,
     save_predictors,
 )
@@ -60,17 +61,17 @@ CONFIGS: dict[str, Any] = {
     "llama, tied": transformers.LlamaConfig(**DECODER | {"tie_word_embeddings": True}),
     "llama, biases": transformers.LlamaConfig(**DECODER, attention_bias=True, mlp_bias=True),
     "llama, wide heads": transformers.LlamaConfig(**DECODER | {"head_dim": 32}),
-    "llama, linear": transformers.LlamaConfig(**DECODER, rope_scaling=LINEAR),
-    "llama, yarn": transformers.LlamaConfig(**DECODER, rope_scaling=YARN),
+    "llama, linear": transformers.LlamaConfig(**DECODER, rope_scaling=dict(LINEAR)),
+    "llama, yarn": transformers.LlamaConfig(**DECODER, rope_scaling=dict(YARN)),
     "llama, yarn with a factor": transformers.LlamaConfig(**DECODER, rope_scaling=YARN | {"attention_factor": 1.3}),
-    "llama 3": transformers.LlamaConfig(**DECODER, rope_scaling=LLAMA3, rope_theta=5e5),
+    "llama 3": transformers.LlamaConfig(**DECODER, rope_scaling=dict(LLAMA3), rope_theta=5e5),
     "mistral": transformers.MistralConfig(**DECODER, sliding_window=7),
     "qwen2": transformers.Qwen2Config(**DECODER),
     "qwen2, tied": transformers.Qwen2Config(**DECODER | {"tie_word_embeddings": True}),
     "qwen3": transformers.Qwen3Config(**DECODER | {"head_dim": 32}),
-    "qwen3, yarn": transformers.Qwen3Config(**DECODER, rope_scaling=YARN, rope_theta=1e6),
+    "qwen3, yarn": transformers.Qwen3Config(**DECODER, rope_scaling=dict(YARN), rope_theta=1e6),
     "gemma3": transformers.Gemma3TextConfig(**GEMMA3),
-    "gemma3, linear": transformers.Gemma3TextConfig(**GEMMA3, rope_scaling=LINEAR),
+    "gemma3, linear": transformers.Gemma3TextConfig(**GEMMA3, rope_scaling=dict(LINEAR)),
     "gemma3, other windows": transformers.Gemma3TextConfig(**GEMMA3 | FEW, layer_types=LAYERS),
     "falcon 7B": transformers.FalconConfig(**FALCON),
     "falcon, tied": transformers.FalconConfig(**FALCON | {"tie_word_embeddings": True}),
@@ -132,22 +133,17 @@ def test_logits_are_transformers(name: str, tmp_path: Path) -> None:
     check_logits(model, target)
 
 
-@pytest.mark.parametrize("settings", [{"max_shard_size": "100KB"}, {"safe_serialization": False}])
-def test_shards_and_bin_files(settings: dict[str, Any], tmp_path: Path) -> None:
-    folder = llama_folder(tmp_path / "hf", **settings)
-    names = {path.name for path in folder.iterdir()}
-    assert "model.safetensors" not in names
-    assert ("model.safetensors.index.json" in names) != ("pytorch_model.bin" in names)
+def test_shards(tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "hf", max_shard_size="100KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
     check_logits(llama_folder_model(), converted(folder))
 
 
-def test_sharded_bin_files_of_an_older_torch(tmp_path: Path) -> None:
-    folder = llama_folder(tmp_path / "hf", safe_serialization=False, max_shard_size="100KB")
-    shards = sorted(folder.glob("pytorch_model-*.bin"))
-    assert len(shards) > 1
-    for shard in shards:
-        state = torch.load(shard, weights_only=True)
-        torch.save(state, shard, _use_new_zipfile_serialization=False)
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_bin_files(n_shards: int, zipped: bool, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "hf")
+    save_bin(folder, n_shards, zipped)
     check_logits(llama_folder_model(), converted(folder))
 
 
@@ -155,8 +151,10 @@ def test_sharded_bin_files_of_an_older_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("safe", [True, False])
 def test_source_types(dtype: torch.dtype, safe: bool, tmp_path: Path) -> None:
     model = random_model(transformers.LlamaConfig(**DECODER)).to(dtype)
-    folder = save_folder(tmp_path / "hf", model, safe_serialization=safe)
+    folder = save_folder(tmp_path / "hf", model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    if not safe:
+        save_bin(folder, 1)
     check_logits(loaded.float().eval(), converted(folder))
 
 
@@ -189,7 +187,7 @@ def test_the_default_output_and_progress(tmp_path: Path) -> None:
 
 
 def test_metadata_is_llama_cpps(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(**DECODER | {"head_dim": 32}, rope_scaling=LLAMA3, rope_theta=5e5)
+    config = transformers.LlamaConfig(**DECODER | {"head_dim": 32}, rope_scaling=dict(LLAMA3), rope_theta=5e5)
     path = converted(save_folder(tmp_path / "hf", random_model(config)))
     with open_gguf(path) as file:
         keys = {key: file.get(key) for key in file.metadata if key.startswith(("llama.", "general.", "powerinfer."))}
@@ -219,13 +217,13 @@ def test_metadata_is_llama_cpps(tmp_path: Path) -> None:
 
 def test_settings_of_transformers_5(tmp_path: Path) -> None:
     """It keeps rotary settings in one object, by the kind of layer where these differ."""
-    model = random_model(transformers.LlamaConfig(**DECODER, rope_scaling=LINEAR, rope_theta=500.0))
+    model = random_model(transformers.LlamaConfig(**DECODER, rope_scaling=dict(LINEAR), rope_theta=500.0))
     folder = save_folder(tmp_path / "hf", model)
     edit_json(
         folder / "config.json", rope_theta=None, rope_scaling=None, rope_parameters=LINEAR | {"rope_theta": 500.0}
     )
     check_logits(model, converted(folder, "--no-check"))
-    model = random_model(transformers.Gemma3TextConfig(**GEMMA3, rope_local_base_freq=77.0, rope_scaling=LINEAR))
+    model = random_model(transformers.Gemma3TextConfig(**GEMMA3, rope_local_base_freq=77.0, rope_scaling=dict(LINEAR)))
     folder = save_folder(tmp_path / "gemma", model)
     settings = {
         "full_attention": LINEAR | {"rope_theta": 1e6},

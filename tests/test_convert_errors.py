@@ -57,6 +57,12 @@ def refused(error: type[PowerInferError], match: str, folder: Path, **options: A
     assert not list(out.iterdir())
 
 
+def change_settings(folder: Path, changes: dict[str, Any]) -> None:
+    """Changes config.json; rotary settings as transformers 4 writes them stand alone."""
+    newer = {"rope_parameters": None} if "rope_scaling" in changes else {}
+    edit_json(folder / "config.json", **newer, **changes)
+
+
 def rewrite(path: Path, change: Callable[[dict[str, Any]], None], data: bytes | None = None) -> None:
     """Changes a safetensors file's header, and its data if given."""
     raw = path.read_bytes()
@@ -113,7 +119,7 @@ def test_a_target_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_settings(changes: dict[str, Any], error: type[PowerInferError], match: str, folder: Path) -> None:
-    edit_json(folder / "config.json", **changes)
+    change_settings(folder, changes)
     refused(error, match, folder)
 
 
@@ -136,7 +142,7 @@ def test_settings(changes: dict[str, Any], error: type[PowerInferError], match: 
     ],
 )
 def test_what_families_lack(name: str, changes: dict[str, Any], match: str, folder: Path) -> None:
-    edit_json(folder / "config.json", architectures=[name], **changes)
+    change_settings(folder, {"architectures": [name]} | changes)
     refused(UnsupportedError, match, folder)
 
 
