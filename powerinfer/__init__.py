@@ -13,9 +13,10 @@ What each folder is for (imports go downwards only):
     models         one file an architecture: what is particular to it
     backends       how blocks of a model are computed: `native` (C++ on the CPU), `torch` (reference; CUDA)
 
-    formats        GGUF files                       } beside the others:
-    quantization   block formats of weights         } they import none of
-    tokenizers     text to token ids and back       } the folders above
+    convert        Hugging Face folders to GGUF     } beside the others:
+    formats        GGUF files                       } they import none of
+    quantization   block formats of weights         } the folders above
+    tokenizers     text to token ids and back       }
 """
 
 from __future__ import annotations

@@ -205,14 +205,27 @@ def make_drelu(model: Any) -> None:
         layer.mlp.up_proj.register_forward_hook(lambda _, args, y: y.relu())
 
 
-def make_sparse(model: Any, file: TinyFile, architecture: str, rank: int, threshold: float, seed: int = 0) -> TinyFile:
-    """A PowerInfer file with random predictors, whose masks the model's activations are then multiplied by."""
+def make_sparse(
+    model: Any,
+    file: TinyFile,
+    architecture: str,
+    rank: int,
+    threshold: float,
+    seed: int = 0,
+    states: list[dict[str, torch.Tensor]] | None = None,
+) -> TinyFile:
+    """A PowerInfer file with predictors, whose masks the model's activations are then multiplied by.
+
+    states: fc1.weight and fc2.weight of each layer, random ones if None.
+    """
     family, rng = FAMILIES[architecture], np.random.default_rng(seed)
     tensors = dict(file.tensors)
     for i, layer in enumerate(model.get_submodule(family.layers)):
         n_ff, n_embd = tensors[f"blk.{i}.ffn_up.weight"].shape
         fc1 = rng.standard_normal((rank, n_embd)).astype(np.float32)
         fc2 = rng.standard_normal((n_ff, rank)).astype(np.float32)
+        if states is not None:
+            fc1, fc2 = states[i]["fc1.weight"].numpy(), states[i]["fc2.weight"].numpy()
         tensors[f"blk.{i}.fc1.weight"], tensors[f"blk.{i}.fc2.weight"] = tensor(fc1), tensor(fc2)
         down = tensors.pop(f"blk.{i}.ffn_down.weight").dequantize()
         tensors[f"blk.{i}.ffn_down_t.weight"] = tensor(down.T)

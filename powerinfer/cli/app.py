@@ -8,6 +8,7 @@ import typer
 
 from powerinfer import __version__
 from powerinfer.cli.bench import bench
+from powerinfer.cli.convert import convert
 from powerinfer.cli.group import Command, Group
 from powerinfer.cli.inspect import inspect
 from powerinfer.cli.perplexity import perplexity
@@ -44,5 +45,5 @@ def powerinfer(
         typer.echo(context.get_help())
 
 
-for command in (run, perplexity, quantize, profile, plan, inspect, tokenize, bench):
+for command in (run, perplexity, convert, quantize, profile, plan, inspect, tokenize, bench):
     app.command(cls=Command)(command)

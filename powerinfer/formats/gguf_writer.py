@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -52,13 +52,19 @@ class GGUFWriter:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], architecture: str | None = None, *, powerinfer: bool = False
+        self,
+        path: str | os.PathLike[str],
+        architecture: str | None = None,
+        *,
+        powerinfer: bool = False,
+        check: Callable[[str], None] = lambda path: None,
     ) -> None:
         """architecture: `general.architecture`, None where it is copied or added. powerinfer: mark it to run sparsely.
+        check: called with the path of the complete file before it has its name; where it raises, nothing is left.
 
         UsageError where there can be no file at `path`.
         """
-        self._output = OutputFile(os.fspath(path))
+        self._output = OutputFile(os.fspath(path), check)
         self._powerinfer = powerinfer
         self._values: dict[str, bytes] = {}
         self._slots: dict[str, _Slot] = {}

@@ -30,17 +30,20 @@ class MappedFile:
     by a rename, as every writer here does, is safe.
     """
 
-    def __init__(self, path: str) -> None:
-        """Raises UsageError where the file cannot be opened, FormatError where it is empty."""
+    def __init__(self, path: str, kind: str = "GGUF") -> None:
+        """kind: of the file, for messages.
+
+        Raises UsageError where the file cannot be opened, FormatError where it is empty.
+        """
         self.path = path
         shown = one_line(path, 400)
         try:
             # Looked at before it is opened: opening a pipe would wait for somebody to write to it.
             mode = os.stat(path).st_mode
             if stat.S_ISDIR(mode):
-                raise UsageError(f"{shown}: is a directory, expected a GGUF file")
+                raise UsageError(f"{shown}: is a directory, expected a {kind} file")
             if not stat.S_ISREG(mode):
-                raise UsageError(f"{shown}: is not a regular file, expected a GGUF file")
+                raise UsageError(f"{shown}: is not a regular file, expected a {kind} file")
             with open(path, "rb") as file:
                 if os.fstat(file.fileno()).st_size == 0:
                     raise FormatError(f"{shown}: the file is empty")

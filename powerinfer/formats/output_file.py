@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from types import TracebackType
 from typing import BinaryIO
 
@@ -21,9 +22,12 @@ class OutputFile:
     A target that is a symbolic link is replaced where it points to. OSErrors of `write` come out as PowerInferErrors.
     """
 
-    def __init__(self, path: str) -> None:
-        """UsageError where there can be no file at `path`."""
-        self.path = path
+    def __init__(self, path: str, check: Callable[[str], None] = lambda path: None) -> None:
+        """check: called with the name of the complete temporary file; where it raises, that is removed.
+
+        UsageError where there can be no file at `path`.
+        """
+        self.path, self._check = path, check
         self._shown = one_line(path, 400)
         try:
             self._target = os.path.realpath(path)
@@ -74,6 +78,7 @@ class OutputFile:
         try:
             if kind is None:
                 self._file.close()  # flushes, so the disk can be full even now
+                self._check(self._temporary)
                 os.replace(self._temporary, self._target)
         except OSError as failure:
             self._discard()
