@@ -175,6 +175,17 @@ def test_outtypes(outtype: str, file_type: int, expected: str, tmp_path: Path) -
     assert {types[name] for name in fallbacks} <= {"F16"}
 
 
+def test_names_of_older_opt_files(tmp_path: Path) -> None:
+    """Without the prefix, and with a head that is the embedding."""
+    model = random_model(CONFIGS["opt"])
+    folder = save_folder(tmp_path / "hf", model)
+    state = {name.removeprefix("model."): value for name, value in model.state_dict().items()}
+    assert "lm_head.weight" in state
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    check_logits(model, converted(folder, "--no-check"))
+
+
 def test_the_default_output_and_progress(tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "hf")
     result = convert(folder, "--no-check")

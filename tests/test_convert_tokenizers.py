@@ -106,13 +106,15 @@ def test_gpt2_files_without_a_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"add_bos_token": True, "bos_token": {"content": "</s>"}, "eos_token": {"content": "</s>"}})
     )
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"<mark>": 385}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<mark>": 385, "<sep>": 386}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<sep>"]}))
     keys = metadata(tmp_path)
     assert keys["tokenizer.ggml.pre"] == "gpt-2"
     ours = load_tokenizer(keys)
     for text in TEXTS[:-1]:
         assert ours.encode(text) == [pipeline.token_to_id("</s>"), *pipeline.encode(text).ids]
-    assert ours.encode("<mark>")[1:] == [385]
+    assert ours.encode("<mark><sep>")[1:] == [385, 386]
+    assert keys["tokenizer.ggml.token_type"][385:387] == [4, 3]
 
 
 @pytest.mark.parametrize("prefix", [True, False])

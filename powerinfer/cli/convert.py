@@ -23,7 +23,7 @@ def convert(
     predictors: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PREDICTOR_DIR]",
+            metavar="PREDICTOR_DIR",
             show_default=False,
             help="Folder of predictors (model_N.pt): the output is a PowerInfer file, which runs sparsely.",
         ),
@@ -47,8 +47,7 @@ def convert(
 ) -> None:
     """Convert a Hugging Face model to a GGUF file that llama.cpp runs, too.
 
-    Llama, Mistral, Falcon, Bamboo, OPT, Qwen 2 and 3, and Gemma 3 (text), from safetensors or PyTorch's .bin, whole or
-    in shards. The result is read back and, if transformers is installed, its logits are compared with the source's.
+    Llama, Mistral, Falcon, Bamboo, OPT, Qwen 2 and 3, and Gemma 3 (text), from safetensors or PyTorch's .bin. The result is read back and, if transformers is installed, its logits are compared with the source's.
     """
     from powerinfer.convert import ConvertOptions, convert_folder
 

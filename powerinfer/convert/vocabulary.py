@@ -88,8 +88,9 @@ def _read_tokens(folder: Path, settings: dict[str, Any], notify: Callable[[str],
 def read_added(folder: Path, settings: dict[str, Any]) -> list[AddedToken]:
     """Tokens added to the trained ones, from the three files that can have them; the later ones count."""
     found: dict[int, AddedToken] = {}
+    special = special_names(read_optional(folder / "special_tokens_map.json") | settings)
     for text, i in read_optional(folder / "added_tokens.json").items():
-        found[_id(i, "added_tokens.json")] = AddedToken(i, text, special=True)
+        found[_id(i, "added_tokens.json")] = AddedToken(i, text, text in special)
     entries = read_optional(folder / "tokenizer.json").get("added_tokens")
     for entry in entries if isinstance(entries, list) else []:
         _add_entry(found, entry.get("id") if isinstance(entry, dict) else None, entry, "tokenizer.json")
@@ -98,6 +99,14 @@ def read_added(folder: Path, settings: dict[str, Any]) -> list[AddedToken]:
         i = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else key
         _add_entry(found, i, entry, "tokenizer_config.json")
     return [found[i] for i in sorted(found)]
+
+
+def special_names(settings: Mapping[str, Any]) -> set[str]:
+    """Texts of the special tokens that a tokenizer's settings name, one by one or in a list."""
+    more = settings.get("additional_special_tokens")
+    values = [value for key, value in settings.items() if key.endswith("_token")]
+    texts = [_content(value) for value in [*values, *(more if isinstance(more, list) else [])]]
+    return {text for text in texts if text is not None}
 
 
 def _add_entry(found: dict[int, AddedToken], i: Any, entry: Any, where: str) -> None:
