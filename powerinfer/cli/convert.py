@@ -47,7 +47,8 @@ def convert(
 ) -> None:
     """Convert a Hugging Face model to a GGUF file that llama.cpp runs, too.
 
-    Llama, Mistral, Falcon, Bamboo, OPT, Qwen 2 and 3, and Gemma 3 (text), from safetensors or PyTorch's .bin. The result is read back and, if transformers is installed, its logits are compared with the source's.
+    Llama, Mistral, Falcon, Bamboo, OPT, Qwen 2 and 3, and Gemma 3 (text), from safetensors or PyTorch's .bin. The
+    result is read back and, if transformers is installed, its logits are compared with the source's.
     """
     from powerinfer.convert import ConvertOptions, convert_folder
 
