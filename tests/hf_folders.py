@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import random
+from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,50 @@ def save_predictors(folder: Path, n_embd: int = 64, n_ff: int = 72, n_layers: in
         torch.save(state, folder / f"model_{i}.pt")
     (folder / "config.json").write_text(json.dumps({"sparse_threshold": 0.25}))
     return folder
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    1.5,
+    1e400,
+    "x",
+    "",
+    [],
+    [1],
+    ["a", "b"],
+    {},
+    {"a": 1},
+    10**30,
+    [[]],
+    [{}],
+    {"content": 3},
+]
+
+
+def damaged(contents: Any, seed: int, most: int = 20) -> Iterator[Any]:
+    """The same JSON with one value after the other replaced by another; of a long list or object the first `most`."""
+    rng = random.Random(seed)
+    for path in _paths(contents, most):
+        yield _replaced(contents, path, rng.choice(JUNK))
+
+
+def _paths(value: Any, most: int, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in islice(items, most):
+        yield from _paths(inner, most, (*path, key))
+
+
+def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copied = value.copy()
+    copied[path[0]] = _replaced(value[path[0]], path[1:], new)
+    return copied
 
 
 def edit_json(path: Path, **changes: Any) -> None:

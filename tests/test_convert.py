@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hf_folders import (  # noqa: E402
     FALCON,
     N_VOCAB,
     OPT,
+    damaged,
     edit_json,
     llama_folder,
     llama_folder_model,
@@ -31,8 +33,10 @@ from hf_gguf import make_drelu, make_sparse, random_model, to_gguf  # noqa: E402
 from powerinfer import load  # noqa: E402
 from powerinfer.backends.interface import Activation, Batch  # noqa: E402
 from powerinfer.cli import app  # noqa: E402
+from powerinfer.convert.config import read_config  # noqa: E402
+from powerinfer.convert.families import build_recipe  # noqa: E402
 from powerinfer.engine import source_check  # noqa: E402
-from powerinfer.errors import FormatError  # noqa: E402
+from powerinfer.errors import FormatError, PowerInferError  # noqa: E402
 from powerinfer.formats import GGUFWriter, open_gguf  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
@@ -173,6 +177,22 @@ def test_outtypes(outtype: str, file_type: int, expected: str, tmp_path: Path) -
     fallbacks = {name for name in types if "ffn_down" in name} if outtype == "Q8_0" else set()  # rows of 72
     assert {kind for name, kind in types.items() if "norm" not in name and name not in fallbacks} == {expected}
     assert {types[name] for name in fallbacks} <= {"F16"}
+
+
+@pytest.mark.parametrize("name", ["llama, yarn", "llama 3", "gemma3, other windows", "qwen2", "falcon 40B", "opt"])
+def test_any_damage_of_settings_is_one_line_or_a_recipe(name: str, tmp_path: Path) -> None:
+    random_model(CONFIGS[name]).save_pretrained(tmp_path)
+    contents = json.loads((tmp_path / "config.json").read_text())
+    messages = []
+    for seed in range(4):
+        for value in damaged(contents, seed, most=50):
+            (tmp_path / "config.json").write_text(json.dumps(value))
+            try:
+                build_recipe(read_config(tmp_path))
+            except PowerInferError as error:
+                messages.append(str(error))
+    assert len(messages) > 20
+    assert not [message for message in messages if "\n" in message]
 
 
 def test_names_of_older_opt_files(tmp_path: Path) -> None:

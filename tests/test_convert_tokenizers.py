@@ -15,6 +15,7 @@ from hf_folders import (  # noqa: E402
     N_VOCAB,
     TEXTS,
     bpe_pipeline,
+    damaged,
     edit_json,
     save_bpe,
     save_sentencepiece,
@@ -25,7 +26,7 @@ from tokenizers import models, normalizers, pre_tokenizers  # noqa: E402
 
 from powerinfer.convert.config import Config  # noqa: E402
 from powerinfer.convert.vocabulary import tokenizer_metadata  # noqa: E402
-from powerinfer.errors import FormatError, UnsupportedError, UsageError  # noqa: E402
+from powerinfer.errors import FormatError, PowerInferError, UnsupportedError, UsageError  # noqa: E402
 from powerinfer.tokenizers import load_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
@@ -221,6 +222,29 @@ def test_damaged_and_unsupported_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"not one")
     with pytest.raises(FormatError, match="is no sentencepiece model"):
         metadata(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("kind", ["falcon", "llama-bpe", "sentencepiece"])
+def test_any_damage_is_one_line_or_a_tokenizer(kind: str, name: str, tmp_path: Path) -> None:
+    if kind == "sentencepiece":
+        sentencepiece_like_pipeline(train_sentencepiece()).save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}')
+    else:
+        save_bpe(tmp_path, kind, bos=True)
+    special = {"bos_token": {"content": "<s>"}, "additional_special_tokens": ["a"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    contents = json.loads((tmp_path / name).read_text())
+    messages = []
+    for seed in range(4):
+        for value in damaged(contents, seed, most=12):
+            (tmp_path / name).write_text(json.dumps(value))
+            try:
+                metadata(tmp_path, [])
+            except PowerInferError as error:
+                messages.append(str(error))
+    assert messages
+    assert not [message for message in messages if "\n" in message]
 
 
 def test_unigram_and_normalizing_sentencepiece_models(tmp_path: Path) -> None:

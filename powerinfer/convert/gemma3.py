@@ -63,7 +63,8 @@ def _add_windows(layout: Layout) -> None:
     kinds = config.get("layer_types")
     is_local = [bool((i + 1) % every) for i in range(layout.n_layers)]
     if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layout.n_layers or not set(kinds) <= set(KINDS_OF_LAYERS):
+        known = isinstance(kinds, list) and all(kind in KINDS_OF_LAYERS for kind in kinds)
+        if not known or len(kinds) != layout.n_layers:
             raise config.error("layer_types", kinds, f"{layout.n_layers} of {', '.join(KINDS_OF_LAYERS)}")
         is_local = [kind == KINDS_OF_LAYERS[1] for kind in kinds]
     if is_local != [bool((i + 1) % GLOBAL_EVERY) for i in range(layout.n_layers)]:

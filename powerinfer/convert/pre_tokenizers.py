@@ -59,7 +59,7 @@ def _step(step: dict[str, Any]) -> tuple[str, Any] | None:
     if kind == "Digits":
         return "Digits", step.get("individual_digits") is True
     if kind == "Punctuation":
-        return "Punctuation", step.get("behavior")
+        return "Punctuation", str(step.get("behavior"))
     pattern = step.get("pattern")
     if kind == "Split" and isinstance(pattern, dict) and step.get("behavior") == "Isolated":
         regex = pattern.get("Regex")

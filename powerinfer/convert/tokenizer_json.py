@@ -163,7 +163,12 @@ def _template_ends(contents: dict[str, Any]) -> tuple[str | None, str | None]:
         single = step.get("single")
         if step.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
             continue
-        ends = [part.get("SpecialToken", {}).get("id") if isinstance(part, dict) else None for part in single]
-        first, last = ends[0], ends[-1] if len(ends) > 1 else None
-        return (first if isinstance(first, str) else None, last if isinstance(last, str) else None)
+        return _special_token(single[0]), _special_token(single[-1]) if len(single) > 1 else None
     return None, None
+
+
+def _special_token(part: Any) -> str | None:
+    """Of a part of a template; None where it stands for the text."""
+    token = part.get("SpecialToken") if isinstance(part, dict) else None
+    name = token.get("id") if isinstance(token, dict) else None
+    return name if isinstance(name, str) else None

@@ -40,7 +40,7 @@ class TorchFile:
         """Raises UnsupportedError for a type that is not of KINDS."""
         import torch
 
-        value = self._state[name].detach()
+        value = self._state[name].detach().resolve_neg()
         kind = _KIND_OF.get(str(value.dtype))
         if kind is None:
             raise unsupported_type(self._path, name, str(value.dtype))
