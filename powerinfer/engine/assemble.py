@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from powerinfer.backends import BackendOptions
 from powerinfer.backends.interface import Batch, DeviceMemoryError, ModelSpec
 from powerinfer.engine.devices import STAND_IN, budget_bytes, choose_device
-from powerinfer.engine.machine import machine_speeds
-from powerinfer.engine.offload import ALL_FREE, IndexOptions, Planner, device_model
-from powerinfer.engine.placement import Objective
-from powerinfer.engine.plan import Plan, Shape
 from powerinfer.errors import UsageError
 from powerinfer.formats import GGUFFile
 from powerinfer.models import Transformer
+
+if TYPE_CHECKING:  # these take 25 ms, which a model on the CPU alone need not wait for
+    from powerinfer.engine.offload import IndexOptions
+    from powerinfer.engine.placement import Objective
+    from powerinfer.engine.plan import Plan, Shape
 
 BACKENDS = ("auto", "native", "torch", "hybrid")
 SHRINK = 0.9
@@ -32,6 +34,8 @@ def check_budget(gib: float | None) -> None:
 
 def objective_named(name: str) -> Objective:
     """Raises UsageError for a name that is unknown."""
+    from powerinfer.engine.placement import Objective
+
     try:
         return Objective(name)
     except ValueError:
@@ -73,6 +77,8 @@ def assemble(
     import torch
 
     from powerinfer.backends.hybrid.backend import HybridBackend
+    from powerinfer.engine.machine import machine_speeds
+    from powerinfer.engine.offload import ALL_FREE, Planner, device_model
 
     notify, device = options.notify, options.device
     speeds = machine_speeds(device, options.n_threads, notify)

@@ -8,20 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from powerinfer.backends import BackendOptions, create_backend
 from powerinfer.backends.hybrid.gpu_types import GPU_CACHE_TYPES
 from powerinfer.backends.interface import Activation, KVCache, ModelSpec, cache_row_bytes
 from powerinfer.engine.assemble import assemble, check_budget, choose_backend, objective_named
 from powerinfer.engine.generate import Chunk, GenerateOptions, TokenSequence, check_prompt, generate
-from powerinfer.engine.offload import IndexOptions
-from powerinfer.engine.plan import Plan, Shape
 from powerinfer.engine.sampling import Sampler, SamplingParams
 from powerinfer.engine.timings import Timings
 from powerinfer.errors import PowerInferError, UsageError
 from powerinfer.formats import GGUFFile, open_gguf
 from powerinfer.models import ModelOptions, Transformer, build_spec
 from powerinfer.tokenizers import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from powerinfer.engine.plan import Plan
 
 MAX_CONTEXT = (1 << 31) - 1
 CACHE_SHARE = 4
@@ -149,6 +151,7 @@ def load(
     if n_threads < 0 or n_threads_batch < 0:
         raise UsageError(f"the number of threads is {min(n_threads, n_threads_batch)}: expected 0 (all cores) or more")
     check_budget(vram_budget)
+    objective_named(placement)
     model_options = ModelOptions(dense, _activation(activation), sparse_threshold, rope_freq_base, rope_freq_scale)
     file = open_gguf(default_model_path() if path is None else path)
     spec = build_spec(file, model_options)
@@ -164,6 +167,9 @@ def load(
     context = n_ctx or default_context(spec, position, notify)
     plan = None
     if alone is None:
+        from powerinfer.engine.offload import IndexOptions
+        from powerinfer.engine.plan import Shape
+
         shape = Shape(context, n_batch, cache_types)
         index = IndexOptions(reset_gpu_index, disable_gpu_index, objective_named(placement))
         transformer, plan = assemble(file, spec, shape, options, -1.0 if vram_budget is None else vram_budget, index)
