@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from powerinfer.backends import BackendOptions
+from powerinfer.backends.hybrid.gpu_types import STAND_IN
 from powerinfer.backends.interface import Batch, DeviceMemoryError, ModelSpec
-from powerinfer.engine.devices import STAND_IN, budget_bytes, choose_device
+from powerinfer.engine.devices import budget_bytes, choose_device
 from powerinfer.errors import UsageError
 from powerinfer.formats import GGUFFile
 from powerinfer.models import Transformer

@@ -7,19 +7,19 @@ import os
 import re
 from collections.abc import Callable
 
+from powerinfer.backends.hybrid.gpu_types import STAND_IN
 from powerinfer.errors import UsageError, shown
 
-STAND_IN = "torch-cpu"
 CONTEXT_BYTES = 450 << 20
-"""What a CUDA context and the kernels of torch take before anything is allocated (H100 and RTX 4090: 400 to 500 MB)."""
+"""What a CUDA context and the kernels of torch are taken to need before anything is allocated. Not measured yet."""
 SLACK = 0.02
-"""The share of allocations that torch's allocator loses to rounding and splitting."""
+"""The share of allocations that torch's allocator is taken to lose to rounding and splitting. Not measured yet."""
 MARGIN = 512 << 20
 """Of free memory, what is left to others where the user asks for all of it."""
 
 
 def count_gpus() -> int:
-    """GPUs that a CUDA or ROCm driver reports; 0 without a driver. Takes milliseconds."""
+    """GPUs that a CUDA or ROCm driver reports; 0 without a driver."""
     for library, start, count in (
         ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
         ("libamdhip64.so", "hipInit", "hipGetDeviceCount"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -13,10 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from powerinfer.backends import BackendOptions, create_backend
+from powerinfer.backends import BackendOptions
+from powerinfer.backends.native import NativeBackend
 from powerinfer.engine.placement import Speeds
 from powerinfer.errors import PowerInferError
 from powerinfer.formats import OutputFile
+from powerinfer.user_cache import user_cache_folder
 
 NOMINAL_GPU = 1.0e12
 """Bytes a second of a GPU that is not there to be measured: an RTX 4090 reads 1008 GB/s."""
@@ -26,17 +27,12 @@ GPU_BYTES = 1 << 29
 EXCHANGE_BYTES = 32 << 10  # a hidden state and a mask
 
 
-def cache_folder() -> Path:
-    """Where files go that can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "powerinfer"
-
-
 def machine_speeds(device: str, n_threads: int, notify: Callable[[str], None]) -> Speeds:
     """Speeds of this machine's CPU with n_threads (0: all cores) and of `device`; a GPU's nominal ones without it.
 
     Measuring takes about a second, the first time; a cache that cannot be read or written is no error.
     """
-    path = cache_folder() / "machine.json"
+    path = user_cache_folder() / "machine.json"
     known = _read(path)
     key = f"{processor()}, {n_threads} threads, {device}"
     with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -44,8 +40,7 @@ def machine_speeds(device: str, n_threads: int, notify: Callable[[str], None]) -
         if all(math.isfinite(x) and x > 0 for x in asdict(speeds).values()):
             return speeds
     notify("measuring how fast this machine reads memory (once)")
-    cpu = create_backend("native", BackendOptions(n_threads=n_threads))
-    cpu_bandwidth = getattr(cpu, "read_bandwidth")() * 1e9  # noqa: B009
+    cpu_bandwidth = NativeBackend(BackendOptions(n_threads=n_threads)).read_bandwidth() * 1e9
     gpu_bandwidth, sync = measure_gpu(device) if device.startswith("cuda") else (NOMINAL_GPU, NOMINAL_SYNC)
     speeds = Speeds(gpu_bandwidth, cpu_bandwidth, sync)
     _write(path, {**known, key: asdict(speeds)})

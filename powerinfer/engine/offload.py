@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from powerinfer.backends.hybrid.gpu_types import gpu_row_bytes
+from powerinfer.backends.hybrid.gpu_types import STAND_IN, gpu_row_bytes
 from powerinfer.backends.interface import IntArray, ModelSpec
 from powerinfer.engine.activations import FALLBACK, Activations, read_activations
-from powerinfer.engine.devices import CONTEXT_BYTES, SLACK, STAND_IN
+from powerinfer.engine.devices import CONTEXT_BYTES, SLACK
 from powerinfer.engine.placement import PLACEMENT_VERSION, Objective, Speeds
 from powerinfer.engine.plan import DeviceModel, Floats, Plan, Shape, make_plan
 from powerinfer.errors import PowerInferError

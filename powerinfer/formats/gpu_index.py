@@ -20,6 +20,7 @@ from powerinfer.formats.gguf_reader import GGUFFile, open_gguf
 from powerinfer.formats.gguf_writer import GGUFWriter
 from powerinfer.formats.tensor_info import I32
 from powerinfer.formats.value_types import ValueType
+from powerinfer.user_cache import user_cache_folder
 
 Ints = npt.NDArray[np.int32]
 
@@ -80,9 +81,8 @@ def fingerprint(file: GGUFFile) -> str:
 def index_paths(model: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Where a model's index may be: beside it, as PowerInfer has it, or in the user's cache folder."""
     path = Path(model)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "powerinfer"
     unique = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    return path.with_name(path.name + SUFFIX), cache / f"{path.name}.{unique}{SUFFIX}"
+    return path.with_name(path.name + SUFFIX), user_cache_folder() / f"{path.name}.{unique}{SUFFIX}"
 
 
 def write_gpu_index(path: str | os.PathLike[str], index: GpuIndex) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from powerinfer.backends.hybrid.exchange import Exchange
+from powerinfer.backends.hybrid.gpu_types import STAND_IN
 from powerinfer.backends.hybrid.split import LayerSplit, Split
 from powerinfer.backends.interface import (
     Activity,
@@ -28,9 +30,8 @@ from powerinfer.backends.interface import (
 from powerinfer.backends.native import NativeBackend, _kernels
 from powerinfer.backends.native.backend import NativeFeedForward
 from powerinfer.backends.torch.attention import TorchAttention, TorchKVCache
-from powerinfer.backends.torch.backend import STAND_IN, TorchBackend
+from powerinfer.backends.torch.backend import TorchBackend
 from powerinfer.backends.torch.feed_forward import TorchFeedForward
-from powerinfer.backends.torch.linear import TorchHead
 from powerinfer.backends.torch.weights import BytesStore, WeightStore
 
 
@@ -132,20 +133,20 @@ class HybridBackend(Backend):
     def feed_forward(self, spec: FeedForward) -> FeedForwardBlock:
         layer = self.split.layers[spec.layer]
         if not layer.feed_forward:
-            return CpuFeedForward(self.cpu.feed_forward(spec))
+            return WholeFeedForward(self.cpu.feed_forward(spec), HybridHidden.on_cpu)
         whole = len(layer.hot) == spec.n_ff
         block = TorchFeedForward(spec, self.gpu.store, None if whole else layer.hot)
         self._note(f"blk.{spec.layer}.", block.tensors())
         if whole:
-            return DeviceFeedForward(block)
+            return WholeFeedForward(block, HybridHidden.on_device)
         return SplitFeedForward(block, self.cpu.feed_forward(replace(spec, predictor=None)), layer, self._exchange)
 
     def head(self, spec: Head) -> HeadBlock:
         if not self.split.head:
-            return CpuHead(self.cpu.head(spec))
+            return WholeHead(self.cpu.head(spec), HybridHidden.on_cpu)
         block = self.gpu.head(spec)
         self._note("", block.tensors())
-        return DeviceHead(block)
+        return WholeHead(block, HybridHidden.on_device)
 
     def kv_cache(self, spec: ModelSpec, n_ctx: int, n_slots: int = 1) -> HybridKVCache:
         sides = [layer.attention for layer in self.split.layers]
@@ -194,9 +195,11 @@ class DeviceAttention:
         self._block(x.on_device(), residual.on_device(), batch, cache.on_device)
 
 
-class CpuFeedForward:
-    def __init__(self, block: FeedForwardBlock) -> None:
-        self._block = block
+class WholeFeedForward:
+    """A block that is on one side; `bring` moves a hidden state there."""
+
+    def __init__(self, block: FeedForwardBlock, bring: Callable[[HybridHidden], Any]) -> None:
+        self._block, self._bring = block, bring
 
     @property
     def activity(self) -> Activity:
@@ -206,22 +209,7 @@ class CpuFeedForward:
         self._block.clear_activity()
 
     def __call__(self, x: HybridHidden, residual: HybridHidden) -> None:
-        self._block(x.on_cpu(), residual.on_cpu())
-
-
-class DeviceFeedForward:
-    def __init__(self, block: TorchFeedForward) -> None:
-        self._block = block
-
-    @property
-    def activity(self) -> Activity:
-        return self._block.activity
-
-    def clear_activity(self) -> None:
-        self._block.clear_activity()
-
-    def __call__(self, x: HybridHidden, residual: HybridHidden) -> None:
-        self._block(x.on_device(), residual.on_device())
+        self._block(self._bring(x), self._bring(residual))
 
 
 class SplitFeedForward:
@@ -261,17 +249,11 @@ class SplitFeedForward:
         residual.on_device().add_(block.finish(out))
 
 
-class CpuHead:
-    def __init__(self, block: HeadBlock) -> None:
-        self._block = block
+class WholeHead:
+    """The head, on one side; `bring` moves a hidden state there."""
+
+    def __init__(self, block: HeadBlock, bring: Callable[[HybridHidden], Any]) -> None:
+        self._block, self._bring = block, bring
 
     def __call__(self, x: HybridHidden, batch: Batch) -> FloatArray:
-        return self._block(x.on_cpu(), batch)
-
-
-class DeviceHead:
-    def __init__(self, block: TorchHead) -> None:
-        self._block = block
-
-    def __call__(self, x: HybridHidden, batch: Batch) -> FloatArray:
-        return self._block(x.on_device(), batch)
+        return self._block(self._bring(x), batch)

@@ -147,7 +147,7 @@ class NativeBackend(Backend):
         return _kernels.KVCache(self._runtime, k.id, v.id, n_slots, n_ctx, heads)
 
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
-        """A matrix as float32, ten times as fast as NumPy does it."""
+        """A matrix as float32."""
         if not len(tensor.data) or not self._runtime.supports(tensor.type.id):
             return tensor.dequantize()
         return self._matrix(tensor, pack=False).dequantize()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from powerinfer.backends.hybrid.gpu_types import STAND_IN
 from powerinfer.backends.interface import (
     Attention,
     Backend,
@@ -23,8 +24,6 @@ from powerinfer.backends.torch.weights import BytesStore, FloatStore, WeightStor
 from powerinfer.errors import UsageError
 
 CACHE_TYPES = {"F32": torch.float32, "F16": torch.float16}
-STAND_IN = "torch-cpu"
-"""The device name under which the CPU takes a GPU's part: weights are held as a GPU holds them."""
 
 
 class TorchBackend(Backend):
